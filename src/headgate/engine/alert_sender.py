@@ -24,6 +24,9 @@ from headgate.version import __version__
 REQUEST_TIMEOUT = 20.0
 """Seconds for a whole request: to connect, to send it, and to read the head of the answer."""
 
+SEND_TIMEOUT = 30.0
+"""Seconds that a target has to take a message."""
+
 
 class WebhookFailed(HeadgateError):
     """The receiver did not accept the request. The path of the URL is often its password, so it is not in the text."""
@@ -87,10 +90,6 @@ def _summary(error: object) -> str:
             return f"{type(error).__name__}: {error!s:.200}"
         case _:
             return f"{type(error).__name__}: the request could not be made, or its answer not be read"
-
-
-SEND_TIMEOUT = 30.0
-"""Seconds that a target has to take a message."""
 
 
 class AlertSender:

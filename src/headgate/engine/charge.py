@@ -172,7 +172,7 @@ def takes_permit(ref: BucketRef, rules: Mapping[str, AnyRule]) -> bool:
 
 
 _Move = tuple[Sequence[AttemptCharge], int]
-# Charges to move, and how far ahead of the commit (µs).
+"""Charges to move, and how far ahead of the commit (µs)."""
 
 
 class ChargeRouter(WithServices):

@@ -53,6 +53,9 @@ from headgate.tasks.hooks import Moment
 from headgate.tasks.modules import declaring_only
 from headgate.tasks.payload import PayloadType
 
+IDLE_EXIT_TIMEOUT = 5.0
+"""Seconds that an idle child has to end on its own after its node has ended; then it is killed."""
+
 
 def keep_from_forks(descriptor: int, on_fork: Callable[[], None]) -> None:
     """Ignore `IGNORED_SIGNALS`, and hold the connection in this process only; a fork calls `on_fork` first.
@@ -98,10 +101,6 @@ def keep_from_forks(descriptor: int, on_fork: Callable[[], None]) -> None:
 
 def _ignore(_number: int, _frame: object) -> None:
     """Do nothing."""
-
-
-IDLE_EXIT_TIMEOUT = 5.0
-"""Seconds that an idle child has to end on its own after its node has ended; then it is killed."""
 
 
 def main(descriptor: int) -> None:

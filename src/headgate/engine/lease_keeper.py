@@ -236,7 +236,7 @@ class Membership(WithServices):
         self._stored_tasks: Tasks | None = None
         self._release = release
         self.controls = controls
-        self.id = self.renew_id()
+        self.renew_id()
 
     async def join(self) -> None:
         """Write the row of the node. Raises StorageUnavailable."""

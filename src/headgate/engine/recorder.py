@@ -27,7 +27,7 @@ UNSTORED_ENDING = "how this attempt ended could not be stored"
 
 Then = Callable[[], None]
 _Ended = tuple[ClaimedJob, Ending, int, Then | None, float | None]
-# The job, its ending, when it ended (wall time of the store), a call for after it is stored, the seconds it ran.
+"""The job, its ending, when it ended (wall time of the store), a call for after it is stored, the seconds it ran."""
 
 
 class Recorder(WithServices):
@@ -207,28 +207,27 @@ class Recorder(WithServices):
                 then()
 
     def _publish_returned(self, job: ClaimedJob, ending: Returned, ran: float | None) -> None:
-        match ending:
-            case Returned(spent=True, run_at=int(run_at)):
-                self._bus.publish(
-                    JobRetried(
-                        at=self._clock.now(),
-                        job_id=job.id,
-                        task=job.task,
-                        queue=job.queue,
-                        attempt=job.attempt,
-                        run_at=run_at,
-                        error=ending.error,
-                        ran=ran,
-                    )
+        if ending.spent and ending.run_at is not None:
+            self._bus.publish(
+                JobRetried(
+                    at=self._clock.now(),
+                    job_id=job.id,
+                    task=job.task,
+                    queue=job.queue,
+                    attempt=job.attempt,
+                    run_at=ending.run_at,
+                    error=ending.error,
+                    ran=ran,
                 )
-            case Returned():
-                self._bus.publish(
-                    JobReturned(
-                        at=self._clock.now(),
-                        job_id=job.id,
-                        task=job.task,
-                        queue=job.queue,
-                        reason=ending.outcome,
-                        ran=ran,
-                    )
+            )
+        else:
+            self._bus.publish(
+                JobReturned(
+                    at=self._clock.now(),
+                    job_id=job.id,
+                    task=job.task,
+                    queue=job.queue,
+                    reason=ending.outcome,
+                    ran=ran,
                 )
+            )

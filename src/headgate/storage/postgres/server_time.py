@@ -25,15 +25,14 @@ The margin of a strict rate is 20 ms by default, and a late start may use half o
 reply within 2 ms use the other half.
 """
 
-FOLLOW_EVERY = 5.0
-"""Seconds between two readings of the server's clock by a process that runs no other statements."""
-
-
 BEHIND = SECOND
 """The lag of limit time at which it is corrected (microseconds)."""
 
 DRIFT = 10_000
 """Two clocks that run freely differ by less than one microsecond after so many. A faster one is corrected."""
+
+FOLLOW_EVERY = 5.0
+"""Seconds between two readings of the server's clock by a process that runs no other statements."""
 
 
 class Instants(NamedTuple):

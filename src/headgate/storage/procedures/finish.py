@@ -233,6 +233,14 @@ async def lock_all(tx: Transaction, node: str, held: Collection[str]) -> list[Ru
     return list((await lock_attempts(tx, node, jobs)).values())
 
 
+async def lock_attempts(tx: Transaction, node: str, jobs: dict[AttemptId, RunningJob]) -> dict[AttemptId, RunningJob]:
+    """Lock and return the jobs that still run on the node, except those that another transaction has locked."""
+    if tx.has_one_writer or not jobs:
+        return jobs
+    locked = await tx.fetch(_RUNNING, "lock_running", node=node, ids=[id for id, _ in jobs])
+    return {job.attempt: job for job in locked}
+
+
 async def running_on(tx: Transaction, node: str, *, since: int = 0) -> list[RunningJob]:
     """Return the running jobs of a node that started since then (wall time); by default all."""
     return await tx.fetch(_RUNNING, "running_on", node=node, since=since)
@@ -338,14 +346,6 @@ def _buckets_to_lock(
         if ending is not None and _closed_for(ending) is not None:
             buckets.update(job.rates)
     return buckets
-
-
-async def lock_attempts(tx: Transaction, node: str, jobs: dict[AttemptId, RunningJob]) -> dict[AttemptId, RunningJob]:
-    """Lock and return the jobs that still run on the node, except those that another transaction has locked."""
-    if tx.has_one_writer or not jobs:
-        return jobs
-    locked = await tx.fetch(_RUNNING, "lock_running", node=node, ids=[id for id, _ in jobs])
-    return {job.attempt: job for job in locked}
 
 
 async def _correct(

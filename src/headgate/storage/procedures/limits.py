@@ -18,6 +18,7 @@ from headgate.storage.fetched import FetchedBalance, dump_balance, load_balance
 from headgate.storage.live_rules import CachedRules, EditSetting, LimitSetting, edited, read_settings
 from headgate.storage.procedures.audit import add_audit_record
 from headgate.storage.procedures.buckets import (
+    Charged,
     amend_starts,
     close_buckets,
     lock_buckets,
@@ -110,16 +111,16 @@ async def deposit(tx: Transaction, deposits: Sequence[Deposit]) -> Sequence[Fetc
     return [load_balance(states[deposit.ref]) for deposit in deposits]
 
 
-def _with_balance(ref: BucketRef, balance: FetchedBalance) -> tuple[Any, ...]:
+def _with_balance(ref: BucketRef, balance: FetchedBalance) -> Charged:
     """Return a bucket with a balance, as it is stored."""
-    return bucket_id(ref), ref.limit, ref.key, dump_balance(balance), balance.idle_at
+    return Charged(bucket_id(ref), ref.limit, ref.key, dump_balance(balance), balance.idle_at)
 
 
 async def withdraw(tx: Transaction, deposits: Sequence[Deposit]) -> Sequence[int]:
     """Remove what is left of these deposits, so that it can be given back. Returns how much was left of each."""
     states = {row.ref: row.state for row in await lock_buckets(tx, [deposit.ref for deposit in deposits])}
     left: list[int] = []
-    emptied: list[tuple[Any, ...]] = []
+    emptied: list[Charged] = []
     for deposit in deposits:
         balance = load_balance(states.get(deposit.ref))
         # Another node may have stored a newer deposit there, which only it may withdraw.

@@ -81,6 +81,9 @@ LANES_IN_TURN = 2_000
 """How many lanes of a fair queue are read at most in each place: in line, in a group, behind a bucket, arrived."""
 
 
+DEPENDENCIES_SHOWN = 100
+"""How many leaders and how many followers of a job are shown."""
+
 _LAST = "\U0010ffff"
 """No text is greater than one that ends with it."""
 
@@ -150,9 +153,6 @@ _JOBS = RowDecoder(JobRecord, "job", state=JobState.WAITING)
 _BATCHES = RowDecoder(BatchRecord, "batch")
 _BATCH_TASKS = RowDecoder(_BatchTasks, "batch")
 _DEPENDENCIES = RowDecoder(Dependency, "job")
-
-DEPENDENCIES_SHOWN = 100
-"""How many leaders and how many followers of a job are shown."""
 _ATTEMPTS = RowDecoder(AttemptRecord, "attempt")
 _WAITING = RowDecoder(WaitingCount, "count", view="ready")
 _VIEWS = RowDecoder(ViewCount, "count", view="ready")

@@ -112,7 +112,7 @@ class MissingNode(msgspec.Struct):
 
 
 DEPLOYS_KEPT = 400 * 86_400 * SECOND
-"""Microseconds."""
+"""How long deploys are kept, in microseconds."""
 
 _DEPLOYS = RowDecoder(DeployRecord, "deploy")
 _DECLARATIONS = RowDecoder(_Declaration, "node")
