@@ -639,7 +639,7 @@ async def test_a_job_committed_long_after_it_was_added_is_found_by_the_next_clai
     job = stores.left.new(buckets=[("r", "z")])
     session = Session(stores.connection, statements_of(stores.schema), is_pooled=False)
     async with stores.connection.transaction():
-        await add_jobs(PostgresTransaction(session, 0, stores.left.storage.limit_now()), [job])
+        await add_jobs(transaction_of(stores, session), [job])
         stores.clock.advance(2)
         assert (await stores.left.claim()).jobs == []
     stores.clock.advance(0.5)
@@ -745,7 +745,7 @@ async def test_a_job_committed_below_the_front_of_its_lane_is_found_once_its_arr
     job = stores.left.new(buckets=buckets)
     session = Session(stores.connection, statements_of(stores.schema), is_pooled=False)
     async with stores.connection.transaction():
-        await add_jobs(PostgresTransaction(session, 0, stores.left.storage.limit_now()), [job])
+        await add_jobs(transaction_of(stores, session), [job])
         for _ in range(2):
             stores.clock.advance(0.5)
             newer = await stores.right.add_one(buckets=buckets)
@@ -774,6 +774,11 @@ def claimers_of(stores: TwoStores) -> list[claimer.Claimer]:
     return stores.left.storage._claimers
 
 
+def transaction_of(stores: TwoStores, session: Session) -> PostgresTransaction:
+    assert isinstance(stores.left.storage, PostgresStorage)
+    return stores.left.storage._tx(session)
+
+
 def low_watermark_of_arrivals(stores: TwoStores) -> int:
     return max(each.low_watermarks.arrivals for each in claimers_of(stores))
 
@@ -783,7 +788,7 @@ async def test_an_arrival_committed_after_later_ones_were_merged_is_merged_by_th
     job = stores.left.new(buckets=[("r", "z")])
     session = Session(stores.connection, statements_of(stores.schema), is_pooled=False)
     async with stores.connection.transaction():
-        await add_jobs(PostgresTransaction(session, 0, stores.left.storage.limit_now()), [job])
+        await add_jobs(transaction_of(stores, session), [job])
         floor = await stores.connection.fetchval("SELECT id FROM arrival")
         await merge_some(stores)
         assert low_watermark_of_arrivals(stores) <= floor

@@ -109,7 +109,6 @@ class RaceRun:
         """A user's transaction that is open for long, with a job in it."""
         from headgate.storage.postgres.database import Session
         from headgate.storage.postgres.dialect import statements_of
-        from headgate.storage.postgres.procedure_transaction import PostgresTransaction
         from headgate.storage.procedures.add import add_jobs
 
         connection = await asyncpg.connect(url)
@@ -123,7 +122,7 @@ class RaceRun:
                         others = await store.add_in(connection, [self.unique(job)])
                     else:
                         session = Session(connection, statements_of(store.schema), is_pooled=False)
-                        await add_jobs(PostgresTransaction(session, 0, store.limit_now()), [job])
+                        await add_jobs(store._tx(session), [job])
                     await asyncio.sleep(self.random.uniform(0.05, 0.4))
                 self.added |= {job.id} - others.keys()
         finally:

@@ -11,7 +11,7 @@ from headgate.engine.enqueuer import group_calls
 from headgate.jobs.identity import job_number
 from headgate.storage.postgres.database import Session
 from headgate.storage.postgres.dialect import statements_of
-from headgate.storage.postgres.procedure_transaction import PostgresTransaction
+from headgate.storage.postgres.storage import PostgresStorage
 from headgate.storage.procedures.add import add_jobs
 from headgate.tasks.call import Call
 from tests.durability.postgres import ask, let_locks_be_waited_for, session_at, without_sweeps
@@ -32,7 +32,9 @@ async def enqueue_in(connection: Any, work: Work, keys: list[str]) -> list[str]:
     calls: list[Call[Any]] = [Call((key,), {}) for key in keys]
     jobs = client_of(work.app).enqueuer._jobs_of(work.gated, group_calls(work.gated, calls))
     session = Session(connection, statements_of("headgate"), is_pooled=False)
-    await add_jobs(PostgresTransaction(session, 0, store_of(work.app).limit_now()), jobs)
+    storage = store_of(work.app)
+    assert isinstance(storage, PostgresStorage)
+    await add_jobs(storage._tx(session), jobs)
     return [job.id for job in jobs]
 
 

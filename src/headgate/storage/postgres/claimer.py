@@ -257,7 +257,7 @@ class Claimer:
         claim = request.without(self._paused)
         self.low_watermarks.begin()
         self._locked.begin()
-        tx = PostgresTransaction(session, self._time.now(), self._time.limit_now(), self._time, self._clock)
+        tx = PostgresTransaction(session, self._time, self._clock)
         merges = self._is_merge_due() or self._has_more_arrivals or self._leaves_arrivals
         if merges:
             await self.merge(tx, claim)
@@ -331,7 +331,8 @@ class Claimer:
             raise ClaimConflict
 
         async def take(session: Session) -> tuple[Claimed, bool]:
-            tx = PostgresTransaction(session, snapshot.now, snapshot.limit_now, self._time, self._clock)
+            tx = PostgresTransaction(session, self._time, self._clock)
+            tx.now, tx.limit_now = snapshot.now, snapshot.limit_now
             one = SnapshotClaim(tx, claim, self._live, snapshot, self._locked)
             return await one.run(read_again, self._dropped), one.leaves_work(_slots(claim))
 
@@ -349,7 +350,7 @@ class Claimer:
 
         async def expire(held: frozenset[str]) -> list[Dropped]:
             async with session.transaction():
-                tx = PostgresTransaction(session, self._time.now(), self._time.limit_now())
+                tx = PostgresTransaction(session, self._time, self._clock)
                 return await waiting.expire(tx, EXPIRED_A_VISIT, lanes, list(claim.tasks), held=held)
 
         return await without_held(expire)

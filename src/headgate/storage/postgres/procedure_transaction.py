@@ -21,12 +21,10 @@ class PostgresTransaction(Transaction):
 
     has_one_writer = False
 
-    def __init__(
-        self, session: Session, now: int, limit_now: int, time: ServerTime | None = None, clock: Clock | None = None
-    ) -> None:
+    def __init__(self, session: Session, time: ServerTime, clock: Clock) -> None:
         self.session = session
-        self.now = now
-        self.limit_now = limit_now
+        self.now = time.now()
+        self.limit_now = time.limit_now()
         self._time = time
         self._clock = clock
         self.stepped = 0
@@ -44,8 +42,6 @@ class PostgresTransaction(Transaction):
         return row
 
     async def lock(self, decoder: RowDecoder[R], statement: str, /, **parameters: Any) -> list[R]:
-        if self._time is None or self._clock is None:
-            return await self.fetch(decoder, statement, **parameters)
         sent_at = self._clock.monotonic()
         rows = await self.session.fetch(statement, **parameters)
         if rows:

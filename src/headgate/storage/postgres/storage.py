@@ -505,7 +505,7 @@ class PostgresStorage(Store):
             self._ending_silent = asyncio.create_task(looking, name="headgate-silent-clients")
 
     def _tx(self, session: Session) -> PostgresTransaction:
-        return PostgresTransaction(session, self.now(), self.limit_now(), self._time, self.clock)
+        return PostgresTransaction(session, self._time, self.clock)
 
     async def _when_free(self, job_id: str, work: Work[R]) -> R:
         """Run `work`, a transaction that changes a job, once the job and its followers are free. Raises JobHeld."""
