@@ -96,8 +96,8 @@ class Dialect(Protocol):
         """Return a table expression over the rows of a parameter, with the parameter's name as its alias."""
         ...
 
-    def values(self, parameter: str, columns: Sequence[ParameterColumn]) -> str:
-        """Return the same for rows that are inserted, in which many columns have one value for all rows."""
+    def values(self, parameter: str) -> str:
+        """Return what stands for such a table in an insertion, until the columns that differ between rows are known."""
         ...
 
     def any(self, parameter: str, type: str) -> str:
@@ -312,7 +312,7 @@ def _compile(text: str, parts: Mapping[str, _Block], dialect: Dialect) -> Templa
                     raise ValueError(f"{macro[0]} is not {{{kind}:name(column type, …)}}")
                 columns, parameter = _columns(found["columns"]), found["parameter"]
                 tables[parameter] = Table(columns, is_inserted=kind == "values")
-                return dialect.rows(parameter, columns) if kind == "rows" else dialect.values(parameter, columns)
+                return dialect.rows(parameter, columns) if kind == "rows" else dialect.values(parameter)
             case "any":
                 parameter, type = macro["body"].split()
                 if type == "job_id":

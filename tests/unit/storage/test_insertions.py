@@ -35,13 +35,13 @@ class Backwards(NamedTuple):
 
 
 def sqlite_statement() -> Statement:
-    table = SqliteDialect().values("new", COLUMNS)
+    table = SqliteDialect().values("new")
     sql = f"INSERT INTO kept (id, place, kind, tags) SELECT id, place, kind, tags FROM {table} WHERE true"
     return Statement(sql, {"new": Table(COLUMNS, is_inserted=True)}, False, "new", "")
 
 
 def postgres_statement() -> Insertion:
-    sql = f"INSERT INTO kept SELECT id, :at::bigint FROM {PostgresDialect('headgate').values('new', COLUMNS)}"
+    sql = f"INSERT INTO kept SELECT id, :at::bigint FROM {PostgresDialect('headgate').values('new')}"
     return Insertion(Template(sql, {"new": Table(COLUMNS, is_inserted=True)}))
 
 

@@ -54,7 +54,7 @@ class PostgresDialect:
         names = [column.name for column in sorted(columns, key=lambda column: column.type is None)]
         return f"unnest({arrays}){' WITH ORDINALITY' if numbered else ''} AS {parameter} ({', '.join(names)})"
 
-    def values(self, parameter: str, columns: Sequence[ParameterColumn]) -> str:
+    def values(self, parameter: str) -> str:
         return f"{{{parameter}}} AS {parameter}"
 
     def any(self, parameter: str, type: str) -> str:

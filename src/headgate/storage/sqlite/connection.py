@@ -413,7 +413,6 @@ class Checkpointer:
     """Checkpoints the file of one writer; all methods are called in the writer's thread."""
 
     def __init__(self, path: Path, writer: sqlite3.Connection, clock: Clock, synchronous: str) -> None:
-        self._path = path
         self._writer = writer
         self._clock = clock
         self._connection = connect(path, synchronous=synchronous, timeout=0)

@@ -51,7 +51,7 @@ class SqliteDialect:
         ]
         return f"(SELECT {', '.join(read)} FROM json_each(:{parameter})) AS {parameter}"
 
-    def values(self, parameter: str, columns: Sequence[ParameterColumn]) -> str:
+    def values(self, parameter: str) -> str:
         return f"{_VALUES} AS {parameter}"
 
     def any(self, parameter: str, type: str) -> str:
