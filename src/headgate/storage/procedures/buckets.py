@@ -259,11 +259,6 @@ def buckets_of_batch(buckets: Sequence[BucketRef], terms: LimitTerms | None) -> 
     return [] if terms is None else chosen(buckets, terms.of_batch)
 
 
-def holding_batches(states: Iterable[str | None]) -> set[str]:
-    """Return the batches that hold permits of buckets in these states."""
-    return {batch for state in states for batch in batches_of(load_permits(state))}
-
-
 def permit_contradictions(
     holders: Iterable[Holder], buckets: Mapping[BucketRef, BucketRow], pending: Container[str], rules: LiveRules
 ) -> Iterator[str]:

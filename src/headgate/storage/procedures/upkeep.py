@@ -18,7 +18,7 @@ from headgate.jobs.bucket_mask import NO_BUCKETS, BucketMask, chosen
 from headgate.jobs.identity import JobId, job_number, job_text, lowest_made_at
 from headgate.jobs.job import BucketRef, JobOptions, JobState
 from headgate.jobs.terms import LimitTerms
-from headgate.limits.concurrency import UNKNOWN_PERMITS, Semaphore, dump_permits, load_permits
+from headgate.limits.concurrency import UNKNOWN_PERMITS, Semaphore, batches_of, dump_permits, load_permits
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import NEVER
 from headgate.plural import counted
@@ -33,7 +33,6 @@ from headgate.storage.procedures.buckets import (
     BucketRow,
     Holder,
     PermitRelease,
-    holding_batches,
     lock_buckets,
     permit_contradictions,
     permits_left,
@@ -258,7 +257,7 @@ async def check(tx: Transaction, declared: Mapping[str, AnyRule] = NO_RULES) -> 
             buckets[row.ref] = replace(row, state=dump_permits(left), opens_at=None)
         elif row.id not in unfit and _kind_of(row.state) == Semaphore.kind:
             buckets[row.ref] = row
-    holding = holding_batches(bucket.state for bucket in buckets.values())
+    holding = {batch for bucket in buckets.values() for batch in batches_of(load_permits(bucket.state))}
     pending = set(await tx.ids("pending_batches", ids=sorted(holding)))
     return [
         *map(Contradiction, [*found, *permit_contradictions(holders, buckets, pending, rules)]),
