@@ -375,11 +375,11 @@ class Admin(Readings):
             for bucket in buckets
             if not self._orders_turns(bucket)
         ]
-        if any((each.limit, each.key) == status.waits_for and each.rule and each.used is None for each in limits):
-            # Its own store does not answer, or its rule raises an error.
-            status = replace(status, predicted_start=None)
-        now = to_datetime(self._storage.now())
-        nodes = await self._storage.nodes()
+        # Their own stores do not answer, or their rules raise an error. Between two tries, they count as open.
+        held = {(each.limit, each.key): each.is_waited_for for each in limits if each.rule and each.used is None}
+        waits_for = status.waits_for or next((bucket for bucket, is_waited_for in held.items() if is_waited_for), None)
+        if waits_for in held:
+            status = replace(status, waits_for=waits_for, predicted_start=None)
         leader = status.follows if status.is_blocked else None
         batch = None if leader is None else await self._storage.batch(leader)
         leading = None if leader is None or batch is not None else await self._storage.job(leader)
@@ -387,7 +387,7 @@ class Admin(Readings):
             record,
             status,
             limits,
-            nodes,
+            await self._storage.nodes(),
             batch=batch,
             leaders=(await self._storage.dependencies(job_id)).leaders if batch is not None and batch.is_join else (),
             is_leader_final=not batch.pending if batch is not None else leading is not None and leading.state.is_final,
@@ -397,7 +397,7 @@ class Admin(Readings):
             requires=self._requires.get(record.task, frozenset()),
             turn=None if position is None else self._turn(position),
             limit_sets=await self._limit_sets(record),
-            now=now,
+            now=to_datetime(self._storage.now()),
         )
         return Explanation(status=status, reason=with_last_error(reason, status), limits=limits)
 
