@@ -77,6 +77,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+E = TypeVar("E", bound=Event)
 H = TypeVar("H", bound=type[Handler[Any]])
 EnqueueHook = TypeVar("EnqueueHook", bound=AroundEnqueue)
 AttemptHook = TypeVar("AttemptHook", bound=AroundAttempt)
@@ -539,12 +540,12 @@ class Headgate(RefusesForeignWords):
             )
         self._registry.add_alert(alert)
 
-    def subscribe(self, callback: Callback, *kinds: type[Event]) -> Callable[[], None]:
+    def subscribe(self, callback: Callable[[E], Awaitable[None] | None], *kinds: type[E]) -> Callable[[], None]:
         """Call `callback` (plain or async) with each event of these kinds (default: all) of this process.
 
         A subscriber that is 10,000 events behind loses further ones. Returns the function that unsubscribes it.
         """
-        return self._bus.subscribe(callback, *kinds)
+        return self._bus.subscribe(cast(Callback, callback), *kinds)
 
     def instrument(self, instrument: Instrument) -> None:
         """Attach metrics or tracing to this app in this process: `app.instrument(PrometheusMetrics())`.

@@ -201,9 +201,8 @@ def load_settings(given: Mapping[str, object], environment: Mapping[str, str] = 
         if name.startswith("HEADGATE_") and name not in variables and not _OF_OTHERS.search(name):
             _warn_of_variable(name, frozenset(variables))
     for name in SETTINGS:
-        text = environment.get(f"HEADGATE_{name.upper()}")
-        if text is not None and text.strip():
-            values[name] = _parse(name, text.strip())
+        if text := environment.get(f"HEADGATE_{name.upper()}", "").strip():
+            values[name] = _parse(name, text)
     return Settings(**values | _given(given))  # type: ignore[arg-type]
 
 

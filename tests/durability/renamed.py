@@ -37,7 +37,7 @@ def program(url: str, release: str) -> Headgate:
         app.task(name="sync_tenant")(new)
     else:
         app.task(name="sync_tenant", aliases=["sync_customer"], upgrade=upgraded)(new)
-    app.subscribe(lambda event: print_line("unknown", event.task), TaskUnknown)  # type: ignore[attr-defined]
+    app.subscribe(lambda event: print_line("unknown", event.task), TaskUnknown)
     return app
 
 

@@ -350,7 +350,7 @@ def test_an_error_in_one_message_delays_only_that_message_and_ends_no_node() -> 
         messages: list[AlertMessage] = []
         failures: list[StorageFailed] = []
         app = app_on(Refusing(clock), clock=clock)
-        app.subscribe(failures.append, StorageFailed)  # type: ignore[arg-type]
+        app.subscribe(failures.append, StorageFailed)
         app.alert(messages.append, on="waiting > 0", name="ops")
         for queue in ("first", "second"):
             app.queue(queue)
@@ -392,7 +392,7 @@ def test_a_condition_that_cannot_be_read_hides_no_other_and_ends_no_alert() -> N
         messages: list[AlertMessage] = []
         failures: list[StorageFailed] = []
         app = app_on(store, clock=clock)
-        app.subscribe(failures.append, StorageFailed)  # type: ignore[arg-type]
+        app.subscribe(failures.append, StorageFailed)
         app.alert(messages.append, on=("waiting > 0", "waiting > 1", "queue_lag > 60", "node_lost"), name="ops")
         app.queue("mail")
         app.queue("sync", concurrency=1)

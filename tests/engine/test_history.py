@@ -447,7 +447,7 @@ def test_a_store_that_takes_no_history_delays_nothing_and_loses_none_for_minutes
         async def work() -> None: ...
 
         failures: list[StorageFailed] = []
-        app.subscribe(failures.append, StorageFailed)  # type: ignore[arg-type]
+        app.subscribe(failures.append, StorageFailed)
         async with app:
             store.refusal = StorageUnavailable("away")
             for _ in range(240):
@@ -492,7 +492,7 @@ def test_during_an_outage_five_minutes_of_history_are_kept_and_the_rest_is_count
         async def work() -> None: ...
 
         failures: list[StorageFailed] = []
-        app.subscribe(failures.append, StorageFailed)  # type: ignore[arg-type]
+        app.subscribe(failures.append, StorageFailed)
         async with app:
             store.refusal = StorageUnavailable("away")
             for _ in range(600):
@@ -520,7 +520,7 @@ def test_history_that_the_store_refuses_is_reported_and_harms_nothing() -> None:
             return 7
 
         failures: list[StorageFailed] = []
-        app.subscribe(failures.append, StorageFailed)  # type: ignore[arg-type]
+        app.subscribe(failures.append, StorageFailed)
         async with app:
             assert await (await work.enqueue()).result(timeout=1) == 7
             await asyncio.sleep(60)

@@ -680,7 +680,7 @@ def test_a_stop_during_the_startup_cancels_it_and_a_shutdown_function_that_hangs
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock, grace=20)
         events: list[ShutdownFailed] = []
-        app.subscribe(events.append, ShutdownFailed)  # type: ignore[arg-type]
+        app.subscribe(events.append, ShutdownFailed)
 
         @app.on_shutdown
         async def has_no_time_left() -> None:

@@ -804,7 +804,7 @@ def test_throttling_is_logged_once_and_then_in_summaries() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
         events: list[JobThrottled] = []
-        app.subscribe(lambda event: events.append(event), JobThrottled)  # type: ignore[arg-type]
+        app.subscribe(lambda event: events.append(event), JobThrottled)
 
         @app.task(limits=[RateLimit("1/s", key="{tenant}", burst=1)])
         async def call(tenant: str) -> None: ...

@@ -452,7 +452,7 @@ def test_a_share_that_cannot_be_read_is_asked_again_and_ends_no_node() -> None:
         storage = Failing(clock)
         failures: list[StorageFailed] = []
         app = app_on(storage, clock=clock)
-        app.subscribe(failures.append, StorageFailed)  # type: ignore[arg-type]
+        app.subscribe(failures.append, StorageFailed)
 
         @app.task(limits=[RateLimit("10/s", name="api", store=shared, on_store_error="share", sharers=2)])
         async def call() -> None: ...

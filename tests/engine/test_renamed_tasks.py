@@ -66,7 +66,7 @@ def test_the_backlog_under_an_alias_is_moved_to_the_current_limits() -> None:
         store = MemoryStorage(clock)
         older, newer = app_on(store, clock=clock), app_on(store, clock=clock)
         moved: list[JobsMigrated] = []
-        newer.subscribe(moved.append, JobsMigrated)  # type: ignore[arg-type]
+        newer.subscribe(moved.append, JobsMigrated)
         started: list[float] = []
 
         @older.task(limits=[StrictRate("1/h", key="{tenant}", margin=0)])

@@ -611,7 +611,7 @@ def test_a_report_that_the_store_cannot_keep_is_dropped_with_one_warning_and_end
     async def main(clock: VirtualClock) -> None:
         app = app_on(RefusingStorage(clock), clock=clock)
         dropped: list[ReportDropped] = []
-        app.subscribe(dropped.append, ReportDropped)  # type: ignore[arg-type]  # told of this kind only
+        app.subscribe(dropped.append, ReportDropped)  # told of this kind only
 
         @app.task
         async def work(word: str) -> str:

@@ -168,7 +168,7 @@ def test_functions_exclude_days_and_an_error_of_one_is_published_once() -> None:
         app.schedule(Every(minutes=1), name="today", args=["today"], exclude=is_another_day)(report)
         app.schedule(Every(minutes=1), name="later", args=["later"], exclude=[is_today, "12-25"])(report)
         app.schedule(Every(minutes=1), name="broken", args=["broken"], exclude=breaks)(report)
-        app.subscribe(lambda event: failed.append(f"{event.schedule}: {event.error}"), ScheduleFailed)  # type: ignore[attr-defined]
+        app.subscribe(lambda event: failed.append(f"{event.schedule}: {event.error}"), ScheduleFailed)
         async with app:
             await asyncio.sleep(200)
             later = await app.admin.schedules.status("later")

@@ -20,6 +20,7 @@ from headgate import (
     StrictRate,
 )
 from headgate.client.handles import SyncJob
+from headgate.jobs.event import Event, JobFailure, JobStarted
 
 app = Headgate("memory://")
 
@@ -131,6 +132,24 @@ async def measure(job: AttemptContext, run: Callable[[], Awaitable[Any]]) -> Any
     assert_type(job.arguments, dict[str, Any])
     assert_type(job.headers, dict[str, str])
     return await run()
+
+
+def of_one_kind(event: JobFailure) -> None: ...
+
+
+async def of_two_kinds(event: JobStarted | JobFailure) -> None: ...
+
+
+def of_all_kinds(event: Event) -> None: ...
+
+
+def subscribers_take_the_kinds_that_they_subscribe_to() -> None:
+    assert_type(app.subscribe(of_one_kind, JobFailure), Callable[[], None])
+    app.subscribe(of_two_kinds, JobFailure)
+    app.subscribe(of_all_kinds)
+    app.subscribe(of_all_kinds, JobFailure)
+    app.subscribe(of_one_kind, JobStarted)  # type: ignore[arg-type]
+    app.subscribe(of_one_kind, JobFailure, JobStarted)  # type: ignore[arg-type]
 
 
 @app.on_shutdown

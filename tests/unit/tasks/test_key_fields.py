@@ -369,7 +369,7 @@ def test_a_unique_key_is_no_template(app: Headgate) -> None:
 
 async def test_no_job_of_a_checked_declaration_runs_without_its_limit(app: Headgate) -> None:
     skipped: list[LimitSkipped] = []
-    app.subscribe(lambda event: skipped.append(event), LimitSkipped)  # type: ignore[arg-type]
+    app.subscribe(lambda event: skipped.append(event), LimitSkipped)
     work = declare(app, StructOrder, StrictRate("15/m", key="{o.tenant}"))
     async with app.open():
         await work.enqueue_many([(StructOrder("acme"),)] * 20)
