@@ -350,17 +350,19 @@ FROM headgate.batch
 WHERE batch.id {any:ids job_id}
 
 -- part: counted
-counted (id) AS (
-    SELECT id FROM headgate.batch WHERE id = :id::job_id
-    UNION
-    SELECT member.id
-    FROM counted
-    JOIN (
-        SELECT id, batch FROM headgate.batch WHERE batch IS NOT NULL
-        UNION ALL
-        SELECT leader, batch FROM headgate.awaited_leader
-    ) AS member ON member.batch = counted.id
-)
+-- A batch, the batches in it, and the leaders that these count.
+counted (id) AS (SELECT id FROM headgate.batch WHERE id = :id::job_id UNION @counted_by_found)
+
+-- part: counted_by_found [postgres]
+SELECT inside.id FROM counted CROSS JOIN LATERAL (
+    SELECT id FROM headgate.batch WHERE batch IS NOT NULL AND batch = counted.id
+    UNION ALL SELECT leader FROM headgate.awaited_leader WHERE batch = counted.id
+) AS inside
+
+-- part: counted_by_found [sqlite]
+SELECT inside.id FROM counted CROSS JOIN batch AS inside ON inside.batch = counted.id
+UNION
+SELECT awaited.leader FROM counted CROSS JOIN awaited_leader AS awaited ON awaited.batch = counted.id
 
 -- part: first_in_counted
 -- The first jobs after :after of a batch: what is read does not grow with the batch.
@@ -388,15 +390,15 @@ LIMIT :count
 WITH RECURSIVE @counted
 SELECT coalesce(sum(total - skipped - (
     SELECT count(*) FROM (
-        SELECT state FROM headgate.job WHERE job.batch IS NOT NULL AND job.batch = whole.id
-        UNION ALL SELECT @batch_state FROM headgate.batch WHERE batch.batch IS NOT NULL AND batch.batch = whole.id
-        UNION ALL SELECT ended_as FROM headgate.awaited_leader WHERE awaited_leader.batch = whole.id AND leader IN (
+        SELECT state FROM headgate.job WHERE job.batch IS NOT NULL AND job.batch = counted.id
+        UNION ALL SELECT @batch_state FROM headgate.batch WHERE batch.batch IS NOT NULL AND batch.batch = counted.id
+        UNION ALL SELECT ended_as FROM headgate.awaited_leader WHERE awaited_leader.batch = counted.id AND leader IN (
             SELECT id FROM headgate.job WHERE id = leader UNION ALL SELECT id FROM headgate.batch WHERE id = leader
         )
     ) AS member
     WHERE coalesce(state, '') <> 'skipped'
 )), 1)
-FROM counted JOIN headgate.batch AS whole ON whole.id = counted.id
+FROM counted @looked_up(batch, batch.id = counted.id)
 
 -- name: leaders_of_job
 -- Return what a job follows; where it follows a join, the leaders that this counts.
