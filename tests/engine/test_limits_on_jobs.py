@@ -38,7 +38,7 @@ from headgate import (
     header,
 )
 from headgate.clock import SECOND
-from headgate.errors import CostExceedsLimit, HeadgateError
+from headgate.errors import CostExceedsLimit, HeadgateError, IllegalTransition
 from headgate.jobs.event import Event, JobEnqueued, JobFailure, JobFinished, JobNotMigrated
 from headgate.limits.limit import Limit
 from headgate.storage.sqlite.memory import MemoryStorage
@@ -436,7 +436,7 @@ def test_a_job_that_must_not_wait_fails_immediately_and_names_the_limit() -> Non
             assert await other.result() == "globex"
             states = [(await job.status()).state for job in jobs]
             assert states == [JobState.SUCCEEDED] * 2 + [JobState.FAILED] * 3
-            with pytest.raises(JobFailed, match="had nothing left") as failed:
+            with pytest.raises(JobFailed, match="key 'acme' of limit 'api' had nothing left") as failed:
                 await jobs[-1].result()
             cause = failed.value.__cause__
             assert isinstance(cause, LimitRejected)
@@ -474,7 +474,7 @@ def test_a_job_can_be_cancelled_instead_of_failed_when_it_is_not_to_wait() -> No
         ([RateLimit("100/s", on_limit="discard"), Mutex("import", on_limit="wait")], "on_limit does not let"),
         ([RateLimit("100/s", on_limit="discard"), Mutex("import", on_limit="cancel")], "on_limit does not let"),
         ([RateLimit("100/s", max_wait=5), Mutex("import", max_wait="1h")], "longer than its max_wait of 5 s"),
-        ([RateLimit("100/s", on_limit="discard")], "limit 'queue:one' had nothing left"),
+        ([RateLimit("100/s", on_limit="discard")], "LimitRejected: limit 'queue:one' had nothing left"),
     ],
     ids=["waits", "cancels", "waits for less", "of the queue"],
 )
@@ -494,6 +494,25 @@ def test_the_strictest_limit_of_a_job_decides_for_all_of_them(limits: list[Limit
             with pytest.raises(JobFailed, match=said):
                 await second.result()
             await first.result()
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize(("key", "whose"), [(None, ""), ("{tenant}", " of key 'acme'")])
+def test_a_job_that_its_limit_holds_back_cannot_be_run_now(key: str | None, whose: str) -> None:
+    """The fault: a limit without a key had the key ''."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        @app.task(limits=[StrictRate("1/h", key=key, name="api")])
+        async def call(tenant: str) -> None: ...
+
+        async with app:
+            jobs = await call.enqueue_many([("acme",)] * 2)
+            await asyncio.sleep(1)
+            with pytest.raises(IllegalTransition, match=f"waits for limit 'api'{whose}, not for its time"):
+                await app.admin.run_now(jobs[1].id)
 
     run_virtual(main)
 

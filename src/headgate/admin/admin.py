@@ -488,10 +488,10 @@ class Admin(Readings):
             record = await self._record(job_id)
             if record.waits_for is None:
                 raise
-            limit, key = record.waits_for.limit, record.waits_for.key
+            whose = f" of key {record.waits_for.key!r}" if record.waits_for.key else ""
             raise IllegalTransition(
-                f"job {job_id} waits for limit {limit!r} of key {key!r}, not for its time, and to run it now would "
-                f"exceed the limit; `headgate limits set` raises the limit, `headgate limits reset` resets its use"
+                f"job {job_id} waits for limit {record.waits_for.limit!r}{whose}, not for its time, and to run it now "
+                "would exceed the limit; `headgate limits set` raises the limit, `headgate limits reset` resets its use"
             ) from None
         if state is None:
             raise JobNotFound(job_id)

@@ -29,7 +29,8 @@ LEADER_NOT_SUCCEEDED = "LeaderNotSucceeded"
 
 def rejection_error(ref: BucketRef | None, opens_at: int | None, terms: LimitTerms | None) -> JobError:
     """Return the error of a job that waited for its limits longer than allowed; `opens_at` is wall time, if known."""
-    waited_for = "its limits" if ref is None else f"key {ref.key!r} of limit {ref.limit!r}"
+    whose = f"key {ref.key!r} of " if ref is not None and ref.key else ""
+    waited_for = "its limits" if ref is None else f"{whose}limit {ref.limit!r}"
     until = "" if opens_at is None else f" until {to_datetime(opens_at):%Y-%m-%d %H:%M:%S} UTC"
     if terms is None or not terms.patience:
         option = "on_limit"
@@ -38,9 +39,8 @@ def rejection_error(ref: BucketRef | None, opens_at: int | None, terms: LimitTer
         option = "max_wait"
         kept = "kept" if opens_at is None else "would keep"
         said = f"{waited_for} {kept} the job waiting{until}, longer than its max_wait of {terms.max_wait / SECOND:g} s"
-    data: dict[str, str | int | None] = {"opens_at": opens_at, "option": option}
-    if ref is not None:
-        data |= {"limit": ref.limit, "key": ref.key}
+    bucket = {} if ref is None else {"limit": ref.limit, "key": ref.key}
+    data: dict[str, str | int | None] = {"opens_at": opens_at, "option": option, **bucket}
     return JobError(type=REJECTED, message=said, data=data)
 
 
