@@ -320,6 +320,24 @@ def test_a_chain_is_cancelled_after_its_first_job_has_been_pruned() -> None:
     run_virtual(main)
 
 
+async def test_a_loop_makes_a_chain_of_any_length() -> None:
+    """The fault: a RecursionError from 500 steps on."""
+    app = Headgate("memory://")
+
+    @app.task
+    async def step(place: int) -> None: ...
+
+    async with app.open():
+        first = plan = chain(step.call(0))
+        for place in range(1, 3000):
+            plan = chain(plan, step.call(place))
+        jobs = (await plan.enqueue()).jobs
+        follows = [(await job.status()).follows for job in jobs]
+        assert follows == [None, *(job.id for job in jobs[:-1])]
+        both = await batch([chain(first, step.call(1)), step.call(2).after(first)]).enqueue()
+        assert (await both.jobs[2].status()).follows == both.jobs[0].id
+
+
 def test_calls_keep_the_options_they_were_made_with() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)

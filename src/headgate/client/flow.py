@@ -8,7 +8,7 @@ from typing import Any, Generic, Never, TypeVar, Unpack, overload
 from headgate.client.client import Client
 from headgate.client.flow_builder import NOTHING, Placed, PlacedChain, PlacedStep
 from headgate.client.handles import Batch, Chain, Job, Schedule, SyncBatch, SyncChain, SyncJob, SyncSchedule
-from headgate.client.plan import BatchSteps, ChainSteps, Step, calls_of, checked_step, has_batch, require_no_leaders
+from headgate.client.plan import BatchSteps, ChainSteps, Step, calls_of, checked_step, require_no_leaders, steps_in
 from headgate.client.task import Task
 from headgate.errors import DeclarationError
 from headgate.jobs.job import On, storable
@@ -206,7 +206,7 @@ def batch(steps: Iterable[Step], *more: Never, limits: Sequence[BatchLimit] = ()
                 f"{limit!r} of a batch has no name; declare it with app.limit(name, …) and give limits=[name]"
             )
     checked = [checked_step(step, "batch()") for step in steps]
-    if limits and any(has_batch(step) for step in checked):
+    if limits and any(isinstance(each, BatchSteps) for step in checked for each in steps_in(step)):
         raise DeclarationError(
             "limits= of a batch with a batch in it: a job holds the permits of one batch; give limits= to the inner"
         )

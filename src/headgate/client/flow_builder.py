@@ -89,11 +89,6 @@ class FlowBuilder:
         self._joins: dict[tuple[str, ...], str] = {}
         self._places: dict[str, Following] = {}
 
-    @property
-    def jobs(self) -> list[str]:
-        """The ids of the jobs, in the order in which their calls were added."""
-        return list(self._calls)
-
     def add(self, step: Step, place: Following, plan: BatchSteps | None = None, batch: str | None = None) -> Placed:
         """Add a step after others, inside the batch with that id. Return its place: the next step follows it."""
         placed: Placed
@@ -115,10 +110,16 @@ class FlowBuilder:
     ) -> PlacedChain:
         """Add the steps of a chain, the first after others, inside the batch with that id."""
         first, outer = len(self._calls), len(self._batches)
-        last: Placed
-        for step in chain.steps:
-            last = self.add(step, place, plan, batch)
-            place = last.follow
+        # A chain that a loop has made begins with a chain, which begins with one, and so on: without recursion.
+        begun: list[ChainSteps] = [chain]
+        while isinstance(step := begun[-1].steps[0], ChainSteps):
+            begun.append(step)
+        last = self.add(step, place, plan, batch)
+        for each in reversed(begun):
+            for step in each.steps[1:]:
+                last = self.add(step, last.follow, plan, batch)
+            if each is not chain:
+                self._placed.setdefault(builtins.id(each), []).append(PlacedChain((), (), last))
         return PlacedChain(_since(self._calls, first), _since(self._batches, outer), last)
 
     def add_batch(
@@ -149,7 +150,7 @@ class FlowBuilder:
         self._places[batch] = NOTHING
         for step in steps:
             self.add(step, NOTHING, None, batch)
-        return self.jobs
+        return list(self._calls)
 
     def placed(self, step: Step) -> Sequence[Placed]:
         """Return the parts that were added for a call, a chain or a batch: one for each place that it has."""
@@ -174,7 +175,7 @@ class FlowBuilder:
             if (leader := follows[new.id]) is not None
         }
         is_in_order = not any(new.call.leaders or new.results for new in self._calls.values())
-        ids = self.jobs if is_in_order else self._in_order(calls)
+        ids = list(self._calls) if is_in_order else self._in_order(calls)
         return [calls[id] for id in ids], list(self._batches.values())
 
     def _grow(self, batch: str | None) -> None:
@@ -336,7 +337,8 @@ def numbered_graph(plan: ChainSteps | BatchSteps, where: str) -> NumberedGraph:
     run = plan if isinstance(plan, BatchSteps) and is_batch else BatchSteps([plan])
     placed = builder.add_batch(run, NOTHING)
     calls, batches = builder.flow()
-    known = {*builder.jobs, *(batch.id for batch in batches)}
+    jobs = {each.id for each in calls}
+    known = jobs.union(batch.id for batch in batches)
     for each in calls:
         if each.limits:
             raise DeclarationError(
@@ -348,7 +350,7 @@ def numbered_graph(plan: ChainSteps | BatchSteps, where: str) -> NumberedGraph:
     for batch in batches:
         if not known.issuperset(batch.leaders):
             raise _follows_stored(where, next(each for each in calls if each.origin.follows == batch.id))
-    return NumberedGraph(calls, batches, placed.id, builder.jobs[-1])
+    return NumberedGraph(calls, batches, placed.id, max(jobs, key=int))
 
 
 def _follows_stored(where: str, call: FlowCall) -> DeclarationError:

@@ -54,21 +54,19 @@ def shown(leader: Leader) -> str:
     )
 
 
+def steps_in(step: Step) -> Iterator[Step]:
+    """Return a step and all steps in it, those after its batches included; a loop may have nested thousands."""
+    left = [step]
+    while left:
+        yield (each := left.pop())
+        if not isinstance(each, Call):
+            left += each.steps
+            left += [after for after, _ in each.next] if isinstance(each, BatchSteps) else ()
+
+
 def calls_of(step: Step) -> Iterator[Call[Any]]:
     """Return the calls of a step, those of the steps after its batches included."""
-    if isinstance(step, Call):
-        yield step
-        return
-    for each in step.steps:
-        yield from calls_of(each)
-    if isinstance(step, BatchSteps):
-        for each, _ in step.next:
-            yield from calls_of(each)
-
-
-def has_batch(step: Step) -> bool:
-    """Whether a step is a batch, or a chain with one."""
-    return isinstance(step, BatchSteps) or (isinstance(step, ChainSteps) and any(map(has_batch, step.steps)))
+    return (each for each in steps_in(step) if isinstance(each, Call))
 
 
 def require_no_leaders(step: Step, where: str) -> None:
@@ -111,6 +109,6 @@ def checked_step(step: Step, where: str) -> Step:
 def steps_to_add(steps: Iterable[Step]) -> list[Step]:
     """Return calls and chains as they are added to a stored batch. Raises DeclarationError."""
     checked = [checked_step(step, "batch.add()") for step in steps]
-    if any(has_batch(step) for step in checked):
+    if any(isinstance(each, BatchSteps) for step in checked for each in steps_in(step)):
         raise DeclarationError("batch.add() takes calls and chains of calls; a batch in a batch is enqueued with it")
     return checked
