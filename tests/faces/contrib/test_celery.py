@@ -36,8 +36,9 @@ APP = "tests.faces.contrib.celery_app"
 WORKER = ("celery", "-A", APP, "worker", "-c", "2", "-l", "warning", "--without-gossip", "--without-mingle")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """Of the whole process: the imported app keeps its URL, and the tests of a module may not run one after another."""
     with server_in(tmp_path_factory.mktemp("redis")) as server:
         yield server
 

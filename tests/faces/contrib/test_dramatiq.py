@@ -35,8 +35,9 @@ MILLISECONDS = int(1000 * patient(10))
 """How long the tests wait for a result."""
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """Of the whole process: the imported app keeps its URL, and the tests of a module may not run one after another."""
     with server_in(tmp_path_factory.mktemp("redis")) as server:
         yield server
 

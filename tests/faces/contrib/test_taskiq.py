@@ -28,8 +28,9 @@ WORKER = ("taskiq", "worker", f"{APP}:broker", "--workers", "1", "--max-async-ta
 AWAY = "redis://127.0.0.1:1/0"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """Of the whole process: the imported app keeps its URL, and the tests of a module may not run one after another."""
     with server_in(tmp_path_factory.mktemp("redis")) as server:
         yield server
 
