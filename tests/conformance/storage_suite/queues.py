@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from headgate.clock import SECOND
 from headgate.jobs.job import JobState, Origin
 from headgate.limits.dynamic_window import DynamicWindow
+from headgate.limits.fair import FairOrder
 from headgate.storage.facts import MemoryFacts, PostgresFacts, SqliteFacts
 from headgate.storage.procedures.following import FOLLOWERS_AT_ONCE
 from headgate.storage.records import Claim, FreeSlots, QueueCounts, QueueRecord
@@ -425,6 +426,22 @@ class QueuesConformance(Conformance):
         # Of one lane, a claim reads as many jobs as the slots for each lane that it visits.
         assert counts == {"one": 2, "two": 4 if buckets else 6}
         assert claimed.more
+
+    @pytest.mark.parametrize("order", ["api", "fair:one"])
+    async def test_a_queue_of_few_keys_gets_its_part_of_the_slots_in_each_claim(
+        self, store_user: StoreUser, order: str
+    ) -> None:
+        """The fault on PostgreSQL: it got none in claims that went on by what the last one had left of other queues."""
+        store_user.rules = {"api": rate(1000, burst=1000), "fair:one": FairOrder("{0}", {}).rule}
+        await store_user.add(60, queue="one", buckets=[(order, "a")])
+        for key in range(40):
+            await store_user.add(8, queue="two", buckets=[("api", str(key))])
+        free_slots = {"one": FreeSlots(8), "two": FreeSlots(8)}
+        asked = Claim(store_user.node, free_slots, store_user.rules, frozenset(store_user.tasks), shared_slots=8)
+        for _ in range(6):
+            claimed = await store_user.storage.claim(asked)
+            assert Counter(job.queue for job in claimed.jobs) == {"one": 4, "two": 4}
+            await store_user.succeed(*claimed.jobs)
 
     async def test_slots_that_jobs_with_limits_cannot_use_go_to_jobs_without_limits(
         self, store_user: StoreUser

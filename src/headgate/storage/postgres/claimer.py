@@ -296,7 +296,7 @@ class Claimer:
         claimed = await one.run(read_again, self._dropped)
         took = self._clock.monotonic() - began
         self._merge_time = max(LEAST_MERGE_TIME, took // MERGE_SHARE) if claimed.jobs else MERGE_TIME
-        if not row.has_expired and _is_full(claim, claimed) and one.leaves_work(_slots(claim)):
+        if not row.has_expired and _is_full(claim, claimed) and one.leaves_work():
             self._last_snapshot = _ReusableSnapshot(claim.node, snapshot, _slots(claim), self._clock.monotonic())
         # Other claims are about to merge arrivals, or jobs may be below a low watermark.
         again_in = self.low_watermarks.sweeps_in
@@ -334,7 +334,7 @@ class Claimer:
             tx = PostgresTransaction(session, self._time, self._clock)
             tx.now, tx.limit_now = snapshot.now, snapshot.limit_now
             one = SnapshotClaim(tx, claim, self._live, snapshot, self._locked)
-            return await one.run(read_again, self._dropped), one.leaves_work(_slots(claim))
+            return await one.run(read_again, self._dropped), one.leaves_work()
 
         try:
             claimed, leaves_work = await self._database.run(take)

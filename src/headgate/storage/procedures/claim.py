@@ -33,15 +33,10 @@ from msgspec.structs import replace
 from headgate.clock import SECOND
 from headgate.jobs.identity import job_text
 from headgate.jobs.job import BucketRef
-from headgate.storage.admission import FAIR_LANES, QUANTUM, RowId
+from headgate.storage.admission import RowId
 from headgate.storage.driver import Transaction
 from headgate.storage.live_rules import CachedRules
-from headgate.storage.procedures.buckets import (
-    BUCKETS,
-    BucketViews,
-    ensure_rows,
-    lock_buckets,
-)
+from headgate.storage.procedures.buckets import BUCKETS, BucketViews, ensure_rows, lock_buckets
 from headgate.storage.procedures.claim_plan import ClaimPlan, LaneVisit, sort_heads
 from headgate.storage.procedures.claim_snapshot import (
     LANES,
@@ -179,20 +174,22 @@ class SnapshotClaim:
         rest = await self._claim_gated(visits, is_first=False) if visits else await self._claim_ungated_only()
         return combined(claimed, rest)
 
-    def leaves_work(self, slots: int) -> bool:
-        """Whether the snapshot has enough work for another claim of so many slots; lanes that had their turns leave it.
+    def leaves_work(self) -> bool:
+        """Whether the snapshot has enough work for another such claim; lanes that had their turns leave it.
 
-        There must be only lanes in line, enough to fill the slots with one turn of each, or no lanes at all and jobs
-        without limits. With fewer lanes, these lanes and jobs without limits would get more than their shares. Lanes of
-        a fair queue at whose turn one that was visited comes again are not left.
+        There must be only lanes in line, in each queue that had any enough to fill its slots with one turn of each, or
+        no lanes at all and jobs without limits. With fewer lanes, these lanes, other queues and jobs without limits
+        would get more than their shares. Lanes of a fair queue at whose turn one that was visited comes again are not
+        left.
         """
-        snapshot = self._snapshot
+        snapshot, free_slots = self._snapshot, self._claim.free_slots
         is_mixed = any(lane.due or lane.unknown or any(lane.due_unknown) for lane in snapshot.ungated.values())
         has_groups = any(row.group_id is not None for row in snapshot.due)
         if snapshot.opened or snapshot.woken or snapshot.paused or is_mixed or has_groups:
             return False
         if not snapshot.due:
             return any(lane.ready for lane in snapshot.ungated.values())
+        turns = dict.fromkeys((row.queue for row in snapshot.due if row.queue in free_slots), 0)
         views = [visit.view for visit in self._visits.values() if visit.view is not None and visit.view.step]
         # In place: the snapshot may be a later copy of the one that is kept.
         snapshot.due[:] = [
@@ -201,7 +198,10 @@ class SnapshotClaim:
             if row.id not in self._visits
             and all(row.queue != view.queue or (row.virtual_time or 0) < view.virtual_time for view in views)
         ]
-        return sum(QUANTUM if row.virtual_time is None else -(-slots // FAIR_LANES) for row in snapshot.due) >= slots
+        for row in snapshot.due:
+            if row.queue in turns:
+                turns[row.queue] += self._plan.fair.quantum(row, free_slots[row.queue].slots)
+        return all(count >= free_slots[queue].slots for queue, count in turns.items())
 
     async def _choose_known(self, read_again: ReadAgain, known: Sequence[LaneVisit]) -> list[LaneVisit]:
         """Return lanes that this node can claim from, without those already known."""

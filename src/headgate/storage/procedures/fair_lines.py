@@ -104,7 +104,8 @@ class FairLines:
 
     def quantum(self, row: LaneRow, share: int) -> int:
         """Return how many jobs a lane is likely to start in its turn, where its queue may start `share`."""
-        return self._quantum_in_line(row, share) if row.queue in self._orders else max(1, min(QUANTUM, row.waiting))
+        most = -(-share // FAIR_LANES) if row.queue in self._orders else QUANTUM
+        return max(1, min(most, row.waiting))
 
     # ------------------------------------------------------------------------------------------- decide
 
@@ -158,9 +159,6 @@ class FairLines:
 
     # ------------------------------------------------------------------------------------------ in parts
 
-    def _quantum_in_line(self, row: LaneRow, share: int) -> int:
-        return max(1, min(-(-share // FAIR_LANES), row.waiting))
-
     def _step_of_key(self, row: LaneRow, order: TurnOrder) -> int:
         keys = [ref.key for ref in row.buckets if ref.limit == PREFIX + row.queue]
         return order.step(keys[0]) if keys else STEP
@@ -203,5 +201,5 @@ class FairLines:
                 continue
             group = self._groups[row.group_id]
             planned[row.id] = turns.setdefault(row.group_id, group.virtual_time)
-            turns[row.group_id] += self._quantum_in_line(row, shares.get(row.queue, 0)) * group.step
+            turns[row.group_id] += self.quantum(row, shares.get(row.queue, 0)) * group.step
         return planned
