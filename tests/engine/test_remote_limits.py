@@ -245,6 +245,34 @@ def test_unused_starts_are_returned() -> None:
     run_virtual(main)
 
 
+def test_unused_starts_are_returned_once_the_store_is_called_again() -> None:
+    """The fault: those that were to be given back while it was not called, after a failure, counted as used."""
+
+    async def main(clock: VirtualClock) -> None:
+        shared = Shared(clock)
+        app = Headgate("memory://", clock=clock)
+        limit = StrictRate("10/h", name="api", store=shared)
+
+        @app.task(limits=[limit, StrictRate("1/h", key="{tenant}")])
+        async def call(tenant: str) -> None: ...
+
+        @app.task(limits=[StrictRate("10/h", name="other", store=shared)])
+        async def note() -> None: ...
+
+        async with app:
+            await call.enqueue_many([("acme",)] * 5)
+            await asyncio.sleep(0.05)
+            shared.is_away = True
+            # It finds that out.
+            await note.enqueue()
+            await asyncio.sleep(0.2)
+            shared.is_away = False
+            await asyncio.sleep(5)
+            assert (await shared.snapshot(Bucket("api", "", limit.rule))).used == 1
+
+    run_virtual(main)
+
+
 def test_starts_that_those_of_another_node_replace_are_returned() -> None:
     """The fault: what a node had fetched and not used yet was lost if the next one fetched for another key."""
 

@@ -306,7 +306,7 @@ class StoreFetcher(WithServices):
     ) -> None:
         """Give back the starts that were replaced, and after so many seconds those that no job has taken."""
         for deposit, balance in zip(deposits, replaced, strict=False):
-            await self._give_back(deposit.ref, balance.charged_at, balance.left)
+            self._give_back(deposit.ref, balance.charged_at, balance.left)
         await sleep(self._clock, seconds)
         # Of a key that was fetched again meanwhile, less is known to be taken: withdrawing finds what is left.
         taken = [self._taken.pop(each.ref, 0) for each in deposits]
@@ -321,12 +321,12 @@ class StoreFetcher(WithServices):
             self._publish_failure("withdrawing starts", error)
             return
         for deposit, cost in zip(unused, left, strict=True):
-            await self._give_back(deposit.ref, deposit.balance.charged_at, cost)
+            self._give_back(deposit.ref, deposit.balance.charged_at, cost)
 
-    async def _give_back(self, ref: BucketRef, charged_at: int, cost: int) -> None:
+    def _give_back(self, ref: BucketRef, charged_at: int, cost: int) -> None:
         # Nothing was charged without the store.
         if cost and charged_at:
-            await self._amend(Amendment(ref, charged_at, cost, charged_at, 0))
+            self.amend(Amendment(ref, charged_at, cost, charged_at, 0))
 
     async def _amend(self, amendment: Amendment) -> None:
         ref = amendment.ref
