@@ -518,7 +518,7 @@ async def page(message: AlertMessage) -> None: ...
         ({"on": "node_lost", "secret": "x"}, "secret= signs the requests to a webhook; a function gets none"),
         ({"on": "node_lost", "target": print}, None),
         ({"on": "node_lost", "target": lambda message: None}, "the target has no name; pass name="),
-        ({"on": "node_lost", "target": lambda: None}, "the target gets one argument, the message"),
+        ({"on": "node_lost", "target": lambda: None}, "the target: '<lambda>' gets .message.: too many positional"),
         ({"on": "node_lost", "target": 5}, "the target is the URL of a webhook, or a function"),
         ({"on": "node_lost", "target": "ftp://host/x"}, "the target 'ftp'… is not the URL of a webhook"),
         ({"on": "node_lost", "target": "https://ada:pw@host/x"}, "names a user, which is not sent"),

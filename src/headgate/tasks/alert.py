@@ -13,7 +13,7 @@ from headgate.clock import SECOND, Duration
 from headgate.errors import DeclarationError
 from headgate.jobs.alert import AlertMessage, Condition, parse_condition
 from headgate.suggestion import did_you_mean
-from headgate.tasks.callbacks import call_error
+from headgate.tasks.callbacks import require_function
 from headgate.tasks.queue import require_name
 
 AlertFunction = Callable[[AlertMessage], Awaitable[object] | object]
@@ -56,9 +56,7 @@ def declared_alert(
                 f"{where}: the target is the URL of a webhook, or a function that gets the message, not "
                 f"{type(target).__name__}; to enqueue a task, pass an async function that does it"
             )
-        misfit = call_error(target, 1)
-        if misfit is not None:
-            raise DeclarationError(f"{where}: the target gets one argument, the message: {misfit}")
+        require_function(target, f"{where}: the target", ("message",))
         if secret is not None:
             raise DeclarationError(f"{where}: secret= signs the requests to a webhook; a function gets none")
         name = getattr(target, "__name__", None) if name is None else name

@@ -70,23 +70,15 @@ def require_function(function: AnyCallback, where: str, takes: Sequence[str]) ->
     """Raise DeclarationError unless it is a function that can be called with so many arguments."""
     if not callable(function) or hasattr(function, "enqueue"):
         raise DeclarationError(f"{where} needs a function, not {function!r}")
-    misfit = call_error(function, len(takes))
-    if misfit is not None:
-        raise DeclarationError(f"{where}: {name_of(function)!r} gets ({', '.join(takes)}): {misfit}")
+    try:
+        inspect.signature(function).bind(*takes)
+    except TypeError as error:
+        raise DeclarationError(f"{where}: {name_of(function)!r} gets ({', '.join(takes)}): {error}") from None
+    except ValueError:
+        # Some built-ins have no signature: an error then appears at the call.
+        return
 
 
 def name_of(function: AnyCallback) -> str:
     """Return the name of a function for messages."""
     return str(getattr(function, "__name__", function))
-
-
-def call_error(callback: AnyCallback, count: int) -> str | None:
-    """Return why it cannot be called with that many arguments; None if it can, or if that is unknown."""
-    try:
-        inspect.signature(callback).bind(*range(count))
-    except TypeError as error:
-        return str(error)
-    except ValueError:
-        # Some built-ins have no signature: an error then appears at the call.
-        return None
-    return None

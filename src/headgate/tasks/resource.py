@@ -50,6 +50,10 @@ class Resource:
     needs: dict[str, Resource]
     open: Callable[..., Opened]
 
+    def requires(self, other: Resource | None) -> bool:
+        """Whether it is the other one, or takes it, also through others."""
+        return self is other or any(need.requires(other) for need in self.needs.values())
+
 
 def declare_resource(function: Callable[..., Any], scope: str, known: Mapping[Any, Resource]) -> Resource:
     """Return the resource that a generator function makes. Raises DeclarationError if it can never be injected."""
@@ -59,9 +63,10 @@ def declare_resource(function: Callable[..., Any], scope: str, known: Mapping[An
         raise DeclarationError(f'{where}: scope={scope!r} must be "node" or "attempt"')
     hints = annotations_of(function, where)
     kind = _yielded(function, hints.get("return"), where)
-    if kind in known and not is_run_again(function, known[kind].open):
+    earlier = known.get(kind)
+    if earlier is not None and not is_run_again(function, earlier.open):
         raise DeclarationError(
-            f"{where} yields {_named(kind)}, as resource {known[kind].name!r} does; handlers ask by type, so "
+            f"{where} yields {_named(kind)}, as resource {earlier.name!r} does; handlers ask by type, so "
             'use different ones: Annotated[…, "replica"], a NewType or a subclass'
         )
     needs = _needs(function, hints, known)
@@ -71,11 +76,15 @@ def declare_resource(function: Callable[..., Any], scope: str, known: Mapping[An
                 f"{where} takes {parameter.name!r}, which is not a resource; a resource takes only resources, by type, "
                 "that were declared before it"
             )
-    for need in needs.values():
-        if scope == Scope.NODE and need.scope is Scope.ATTEMPT:
+        if needs[parameter.name].requires(earlier):
+            raise DeclarationError(f"{where} takes {parameter.name!r}, which takes it; let one do without the other")
+    pairs: list[tuple[str, str, str, str]] = [(name, scope, need.name, need.scope) for need in needs.values()]
+    pairs += [(user.name, user.scope, name, scope) for user in known.values() if earlier in user.needs.values()]
+    for user, user_scope, need, need_scope in pairs:
+        if user_scope == Scope.NODE and need_scope == Scope.ATTEMPT:
             raise DeclarationError(
-                f"{where} is opened once for the node and cannot take {need.name!r}, which is another one for each "
-                'attempt; give it scope="attempt"'
+                f"resource {user!r} is opened once for the node and cannot take {need!r}, which is another one for "
+                'each attempt; give it scope="attempt"'
             )
     is_async = inspect.isasyncgenfunction(function)
     make = contextlib.asynccontextmanager(function) if is_async else contextlib.contextmanager(function)

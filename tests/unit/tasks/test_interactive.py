@@ -212,6 +212,19 @@ def test_a_resource_of_a_cell_is_replaced_in_what_needs_it(notebook: dict[str, A
         run("@app.resource\nasync def other() -> AsyncIterator[Pool]:\n    yield Pool()", notebook)
 
 
+def test_a_resource_of_a_cell_cannot_become_one_that_what_takes_it_cannot_take(notebook: dict[str, Any]) -> None:
+    """The faults: each job that needed two which took one another hung, and a node kept what an attempt had opened."""
+    run("class Pool: ...\nclass Session: ...", notebook)
+    run("@app.resource\nasync def pool() -> AsyncIterator[Pool]:\n    yield Pool()", notebook)
+    run("@app.resource\nasync def session(pool: Pool) -> AsyncIterator[Session]:\n    yield Session()", notebook)
+    before = registry_of(notebook["app"]).resources.copy()
+    with pytest.raises(DeclarationError, match="resource 'pool' takes 'session', which takes it; let one do without"):
+        run("@app.resource\nasync def pool(session: Session) -> AsyncIterator[Pool]:\n    yield Pool()", notebook)
+    with pytest.raises(DeclarationError, match="resource 'session' is opened once for the node and cannot take 'pool'"):
+        run('@app.resource(scope="attempt")\nasync def pool() -> AsyncIterator[Pool]:\n    yield Pool()', notebook)
+    assert registry_of(notebook["app"]).resources == before
+
+
 def test_a_callback_of_a_cell_is_replaced_too(notebook: dict[str, Any]) -> None:
     """The fault: after the second run of its cell it was called twice for each job, with the old function, too."""
     run("@app.task\ndef work() -> None: ...\n@work.on_error\ndef other(job, error): ...", notebook)
