@@ -17,7 +17,6 @@ from headgate.limits.standalone.holding import Budget
 from headgate.limits.standalone.limiter import Limiter, SyncLimiter
 from headgate.limits.standalone.refusal_log import RefusalLog
 from headgate.limits.standalone.shared_budget import SharedBudget
-from headgate.limits.standalone.shared_session import SharedSession
 
 Report = Callable[[str, Decision], None]
 """Is called with the key of a call and its decision, in the thread of the caller."""
@@ -45,14 +44,6 @@ class CurrentBuckets:
         await store.refuse(bucket, charged_at)
 
 
-class AppSession(SharedSession):
-    """Opens its store before each call: it was closed if the app was closed since, and opened again."""
-
-    async def _ready(self, cost: int = 1) -> None:
-        self._is_open = False
-        await super()._ready(cost)
-
-
 class ReportingLimiter(Limiter):
     """A Limiter that calls `report` for each `try_acquire`, `acquire` and `hold`, and writes no log lines itself."""
 
@@ -68,7 +59,7 @@ class ReportingLimiter(Limiter):
     ) -> None:
         super().__init__(limit, store, clock=clock)
         if isinstance(self._budget, SharedBudget):
-            self._budget.home.find, self._budget.session_kind = loop, AppSession
+            self._budget.home.find = loop
         self._refusals.silence()
         self._report = report
         self._report_bypass = report_bypass

@@ -274,6 +274,9 @@ class HomeLoop:
         home, loop = self._home, None if self.find is None else self.find()
         if loop is not None and not loop.is_running():
             loop = None
+        if loop is not None and home is not None:
+            # The store is opened before each call: the app closes it at its end, and may have been opened again.
+            home.session.is_open = False
         if home is not None and home.loop is running and loop in (None, running):
             return home
         pid = os.getpid()

@@ -31,7 +31,7 @@ class SharedSession:
         self._clock = clock
         self._closes_store = closes_store
         self._opening = OutageLock()
-        self._is_open = False
+        self.is_open = False
         self._is_closed = False
         self._lines: dict[str, SharedLine] = {}
         self._refunds: set[asyncio.Task[None]] = set()
@@ -140,11 +140,11 @@ class SharedSession:
     async def _ready(self, cost: int = 1) -> None:
         check_cost(cost)
         self._rule.check_cost(cost)
-        if not self._is_open:
+        if not self.is_open:
             async with self._opening:
-                if not self._is_open:
+                if not self.is_open:
                     await self._store.open()
-                    self._is_open = True
+                    self.is_open = True
         if self._is_closed:
             raise GateClosed
 
