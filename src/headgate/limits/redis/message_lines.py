@@ -226,8 +226,9 @@ class _LineClient:
             socket_timeout=address.timeout,
             socket_connect_timeout=address.timeout,
             # Over a new connection: this one was cut while it was idle, or its server has become a replica, which Redis
-            # 6 says in an error of the script.
-            retry=self._redis.retry.Retry(NoBackoff(), 1, (RedisError, TimeoutError)),
+            # 6 says in an error of the script. redis-py 5 repeats nothing without the second option.
+            retry=self._redis.retry.Retry(NoBackoff(), 1),
+            retry_on_error=[RedisError, TimeoutError],
             protocol=2,
         )
         self._client: Any = self._redis.Redis.from_pool(pool)
@@ -237,7 +238,6 @@ class _LineClient:
         self.lines = MessageLines(name, address.prefix, clock=self._clock)
         self._stopping: Any = self._event()
         self._paused_until = 0
-        self._is_failing = False
 
     @contextlib.contextmanager
     def _requesting(self) -> Iterator[None]:

@@ -555,6 +555,15 @@ def test_a_url_says_how_many_connections_a_gate_opens() -> None:
 
 
 @KINDS
+async def test_a_gate_repeats_a_request_also_with_redis_py_5(shop: Shop, kind: str) -> None:
+    """The fault: that repeats only after errors that the connection names itself, so it repeated nothing."""
+    lines: Any = Refusing(kind, "redis://localhost", shop.lines)._client
+    connection = lines._client.connection_pool.make_connection()
+    assert isinstance(redis.ConnectionError(), tuple(connection.retry_on_error))
+    assert isinstance(redis.ReadOnlyError(), tuple(connection.retry_on_error))
+
+
+@KINDS
 async def test_a_request_waits_for_a_connection_that_others_use(
     redis_url: str,  # noqa: F811
     shop: Shop,
