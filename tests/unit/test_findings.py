@@ -266,6 +266,11 @@ def test_jobs_that_wait_for_an_operator_or_a_missing_worker_are_a_problem() -> N
     # The fault: to resume a node does not help that is stopping, as one does that was quiet before.
     ending = replace(node(is_quiet=True), is_stopping=True)
     assert bad(findings_of(checkup(waiting=ready, nodes=[ending]))) == []
+    # The fault: beside one that is stopping, no problem was found, although the other one claims nothing either.
+    for stopping in (ending, replace(ending, is_quiet=False)):
+        nodes = [stopping, node(is_quiet=True, name="web-2:8")]
+        (found,) = [each for each in findings_of(checkup(waiting=ready, nodes=nodes)) if each.level == "problem"]
+        assert found.advice == "resume one: headgate nodes resume web-2:8"
     assert bad(findings_of(checkup(waiting=ready, nodes=[node(), node(is_quiet=True)]))) == [("warning", "nodes")]
 
     undeclared = {("send", "default"): 2, ("send", "mail"): 1}

@@ -310,16 +310,13 @@ def _of_unserved_queues(checkup: Checkup, alive: Sequence[NodeStatus]) -> Iterat
             jobs[each.queue] += each.jobs
     for queue, count in sorted(jobs.items()):
         serving = [node for node in alive if node.queues.get(queue)]
+        lasting = [node for node in serving if not node.is_stopping]
         waits = f"{counted(count, 'job')} of queue {queue!r} {'waits' if count == 1 else 'wait'}"
         if alive and not serving:
             yield Finding("problem", "queues", f"{waits}, and no running node serves it", worker_of(queue))
-        elif alive and all(node.is_quiet and not node.is_stopping for node in serving):
-            yield Finding(
-                "problem",
-                "queues",
-                f"{waits}, and all nodes that serve it are quiet",
-                f"resume one: headgate nodes resume {shlex.quote(serving[0].name)}",
-            )
+        elif lasting and all(node.is_quiet for node in lasting):
+            advice = f"resume one: headgate nodes resume {shlex.quote(lasting[0].name)}"
+            yield Finding("problem", "queues", f"{waits}, and all nodes that serve it are quiet", advice)
     for (task, queue), count in sorted(checkup.undeclared.items()):
         if any(node.queues.get(queue) and not node.is_stopping for node in alive):
             seen = f"no node that serves queue {queue!r} declares task {task!r}; {counted(count, 'job')} waiting"
