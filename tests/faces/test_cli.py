@@ -262,7 +262,8 @@ def test_the_app_is_named_by_the_argument_the_option_or_the_environment(project:
     assert call("jobs", "list", "-A", project.target).exit_code == 0
     assert call("jobs", "list", env={"HEADGATE_APP": project.target}).exit_code == 0
     # As a file with the line ends of Windows sets it.
-    assert call("jobs", "list", env={"HEADGATE_APP": f"{project.target}\r"}).exit_code == 0
+    for words in (["jobs", "list"], ["simulate", "--task", "sync", "--jobs", "1"]):
+        assert call(*words, env={"HEADGATE_APP": f"{project.target}\r"}).exit_code == 0, words
     assert_one_line(call("jobs", "list", env={"HEADGATE_APP": ""}), 2, "HEADGATE_APP")
     # The argument beats the environment; two names on one line are a mistake; so is none.
     assert call("jobs", "list", project.target, env={"HEADGATE_APP": "nowhere:app"}).exit_code == 0

@@ -63,7 +63,7 @@ def locate(target: str, imports: Sequence[str] = ()) -> Headgate:
             f"{displayed_url(target)!r} is the address of a store, not an app; {_HOW}, and pass the address to its "
             "Headgate(…) or as HEADGATE_URL"
         )
-    module_name, colon, attribute = target.partition(":")
+    module_name, colon, attribute = target.strip().partition(":")
     is_file = module_name.endswith(".py") or "/" in module_name
     if not module_name or (module_name.startswith(".") and not is_file) or (colon and not attribute):
         raise AppNotFound(f"{target!r} does not name an app; {_HOW}")
