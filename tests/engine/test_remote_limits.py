@@ -35,9 +35,10 @@ from headgate.limits.standalone.memory_buckets import MemoryBuckets
 from headgate.observe.metrics import PrometheusMetrics
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.storage.stored_buckets import StoredBuckets
+from headgate.testing.manual_clock import ManualClock
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.internals import app_on, client_of, fetched_keys_of, registry_of
-from tests.until import result_within
+from tests.until import patient, result_within
 
 
 class Shared(MemoryBuckets):
@@ -102,6 +103,16 @@ def test_two_programs_and_plain_code_share_one_budget_exactly_and_use_all_of_it(
         await limiter.close()
 
     run_virtual(main)
+
+
+async def test_the_limits_of_an_app_whose_clock_stands_still_can_be_read() -> None:
+    """The fault: the store of a limit was opened by a wait of no time, which does not end on such a clock."""
+    clock = ManualClock()
+    app = Headgate("memory://", clock=clock)
+    limit = StrictRate("2/s", name="api", store=MemoryBuckets(clock))
+    app.limit("api", limit)
+    async with app.open():
+        assert (await asyncio.wait_for(app.admin.limits.bucket("api"), patient(10))).used == 0
 
 
 def test_a_node_remembers_no_key_whose_starts_are_taken_or_given_back() -> None:

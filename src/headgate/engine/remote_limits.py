@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple, TypeVar, cast
 
-from headgate.clock import Clock, sleep, wait_until_done
+from headgate.clock import Clock, wait_until_done
 from headgate.errors import HeadgateError, StorageUnavailable
 from headgate.jobs.job import summarize_error
 from headgate.limits.bucket_store import Bucket, BucketStore, ChecksRules, NotesRefusals, Taken, check_rule
@@ -116,7 +116,7 @@ class GuardedStore:
             self._store.check_rule(rule)
 
     async def open(self) -> None:
-        await self._call("open", lambda: sleep(self._clock, 0))  # the store is opened before each call
+        await self._call("open", self._store.open)  # again: the store is opened before each call
 
     async def close(self) -> None:
         """Do nothing: the owner of the store closes it."""
