@@ -141,7 +141,7 @@ async def test_a_process_that_starts_beside_a_read_only_server_can_read(
             await work.gated.enqueue("acme")
     async with AsyncExitStack() as stack:
         with pytest.raises(StorageUnavailable, match="is read-only"):
-            await worker._open(work.app, 0.5, stack)
+            await worker._open(work.app, 0.5, asyncio.Event(), stack)
 
 
 async def raise_floor(work: Work) -> None:

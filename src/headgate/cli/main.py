@@ -89,15 +89,12 @@ class LazyGroup(click.Group):
             if (instead := foreign_words.COMMANDS.get(name)) is not None:
                 ctx.fail(f"No such command {name!r}; write {instead}")
             # `pause` is near `purge`, which deletes jobs.
-            near = self._groups_with(ctx, name) or [*map(repr, difflib.get_close_matches(name, COMMANDS, 1))]
+            groups = [(noun, self.get_command(ctx, noun)) for noun in NOUNS]
+            near = [f"`headgate {noun} {name}`" for noun, group in groups if name in getattr(group, "commands", ())]
+            near = near or [*map(repr, difflib.get_close_matches(name, COMMANDS, 1))]
             advice = f" Did you mean {' or '.join(near)}?" if near else ""
             ctx.fail(f"No such command {name!r}.{advice}")
         return super().resolve_command(ctx, args)
-
-    def _groups_with(self, ctx: click.Context, name: str) -> list[str]:
-        """Return the commands of this name in the groups, such as `headgate jobs explain`."""
-        groups = [(noun, self.get_command(ctx, noun)) for noun in NOUNS]
-        return [f"`headgate {noun} {name}`" for noun, group in groups if name in getattr(group, "commands", ())]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

@@ -56,7 +56,12 @@ class Reloader:
                 await self._ended()
                 if not self._stopping.is_set():
                     await self._start()
-            return self._judged(await self._ended())
+            code = await self._ended()
+        # A worker that ended by itself has been logged already.
+        if self._is_dead or ended_as_requested(code, self._signals):
+            return 0
+        logger.error("the worker ended with %s instead of draining", exit_worded(code))
+        return 1
 
     def _watch(self) -> AsyncGenerator[set[tuple[Change, str]], None]:
         with needing("--reload needs", "watchfiles", install="'headgate[reload]'"):
@@ -85,13 +90,6 @@ class Reloader:
     async def _ended(self) -> int:
         assert self._ending is not None
         return await self._ending
-
-    def _judged(self, code: int) -> int:
-        # A worker that ended by itself has been logged already.
-        if self._is_dead or ended_as_requested(code, self._signals):
-            return 0
-        logger.error("the worker ended with %s instead of draining", exit_worded(code))
-        return 1
 
     def _on_signal(self) -> None:
         self._signals += 1

@@ -278,6 +278,7 @@ def worker(
         labels=labels or None,
         grace=grace,
         drain=until,
+        handle_signals=False,
         **settings,
     )
     make_loop = loop_factory()
@@ -316,6 +317,7 @@ async def _serve(
     print_stacks_on_signal(signal.SIGUSR1, asyncio.get_running_loop())
     watch_loop(asyncio.get_running_loop())
     has_begun = is_stopped = False
+    stopping = asyncio.Event()
 
     def note(event: Event) -> None:
         nonlocal has_begun, is_stopped
@@ -324,6 +326,18 @@ async def _serve(
         is_stopped = isinstance(event, NodeStopping) and event.by_operator
         if isinstance(event, NodeStarted):
             notify_started()
+
+    def stop() -> None:
+        stopping.set()
+        if (node := app._node) is not None:
+            node.stop()
+
+    def end_now() -> None:
+        if (node := app._node) is not None:
+            node.abort()
+        elif has_begun:
+            # The node has left, and callbacks of its last jobs still run.
+            os._exit(0)
 
     try:
         async with AsyncExitStack() as stack:
@@ -334,12 +348,11 @@ async def _serve(
                 server = HealthServer()
                 app.instrument(server)
                 await stack.enter_async_context(server.serving(*health))
-            if await _open(app, wait, stack):
+            # Also while the app is opened and closed: a signal must not interrupt that.
+            stack.enter_context(on_stop_signals(stop, end_now))
+            if await _open(app, wait, stopping, stack):
                 _log_queues_without_tasks(app, queues)
                 await run()
-                # The node has no handlers of signals any more, and callbacks of its last jobs may still run.
-                with on_stop_signals(lambda: None, partial(os._exit, 0)):
-                    await stack.aclose()
     except BaseException:
         if has_begun:
             _end_soon(1)
@@ -353,14 +366,11 @@ async def _serve(
     return code
 
 
-async def _open(app: Headgate, wait: float, stack: AsyncExitStack) -> bool:
+async def _open(app: Headgate, wait: float, stopping: asyncio.Event, stack: AsyncExitStack) -> bool:
     """Open the app when its store answers; return False if a signal came first. Raises what the last attempt raised."""
     clock = SystemClock()
     until = clock.monotonic() + microseconds(wait)
-    stopping = asyncio.Event()
     is_logged = False
-    # Until the node replaces them: a signal in between is the node's.
-    stack.enter_context(on_stop_signals(stopping.set, stopping.set))
     while not stopping.is_set():
         try:
             await stack.enter_async_context(app.open())
