@@ -33,7 +33,7 @@ from headgate.storage.records import Claim, FreeSlots
 from headgate.storage.stored_rows import bucket_id
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.dependencies import add_batch, batch_of, follow, following
-from tests.conformance.storage_suite.fair_queues import ORDER, turns
+from tests.conformance.storage_suite.fair_queues import ORDER, key_of, turns
 from tests.conformance.storage_suite.joins import joined
 from tests.conformance.storage_suite.store_user import StoreUser, at_once, rate, recover
 from tests.durability.postgres import session_at, waiting_statements
@@ -586,6 +586,35 @@ async def test_arrivals_locked_by_a_dead_node_are_polled_soon_and_not_in_a_busy_
     assert claimed.next_in is not None
     assert 0 < claimed.next_in <= SOON
     assert await stores.left.take_ids() == [job]
+
+
+async def test_a_fair_claim_takes_the_next_keys_instead_of_those_that_another_claim_has_locked(
+    stores: TwoStores,
+) -> None:
+    await add_of_keys(stores, 30)
+    async with stores.holding("SELECT FROM lane ORDER BY virtual_time, since, id LIMIT 9 FOR UPDATE"):
+        started = await stores.left.take(10)
+    assert len({key_of(job) for job in started}) == 10
+
+
+async def test_a_fair_claim_takes_the_next_keys_instead_of_those_that_another_claim_has_visited_since_its_snapshot(
+    stores: TwoStores,
+) -> None:
+    await add_of_keys(stores, 40)
+    started = await stores.left.take(10)
+    # The snapshot of the left one has the next ten as well.
+    started += await stores.right.take(9)
+    started += await stores.left.take(10)
+    assert len({key_of(job) for job in started}) == 29
+
+
+async def add_of_keys(stores: TwoStores, keys: int) -> None:
+    """Add jobs of so many keys to a fair queue, and let them join the line."""
+    stores.set_rules(**turns())
+    for key in range(keys):
+        await stores.left.add(12, buckets=[(ORDER, f"k{key}")])
+    for _ in range(4):
+        assert (await stores.left.claim(queues=["other"])).jobs == []
 
 
 async def test_a_claim_starts_again_if_a_tenant_that_it_has_read_was_evicted_meanwhile(stores: TwoStores) -> None:

@@ -9,7 +9,8 @@ claims exact:
 1. Every transaction locks buckets in the order of their ids. So there are no deadlocks, and one claim at a time charges
    a bucket. A claim adds missing buckets after that, in the same order: it may wait for another claim that adds them,
    which holds all its locks by then. If that one has added them, this claim starts again.
-2. A claim locks lanes after buckets, and skips lanes that another transaction has locked.
+2. A claim locks lanes after buckets, and skips lanes that another transaction has locked. In a fair queue, it locks the
+   next ones in line instead, if they need no other bucket.
 3. A claim reads the time and the jobs by later statements than those that lock: a statement sees the rows as of its
    start, and it may have waited for its locks.
 4. A claim locks the row of its node, so that no other node declares it dead meanwhile, and compares the revision of the
@@ -23,7 +24,7 @@ claims exact:
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from itertools import chain
 from typing import Any
 
@@ -293,7 +294,7 @@ class SnapshotClaim:
         plan, buckets = self._plan, self._buckets
         views = [buckets[ref] for ref in opened]
         plan.opened = [view for view in views if view.opens_at is not None and view.opens_at <= plan.limit_now]
-        held = await self._lock_lanes(visits)
+        held = await self._lock_lanes(visits, refs)
         if held:
             count = plan.heads_to_read(held, buckets.__getitem__)
             await self._read_heads(held, count)
@@ -341,25 +342,29 @@ class SnapshotClaim:
         self._buckets.add(rows, refs if tx.has_one_writer else ())
         await self._buckets.read_rivals(tx)
 
-    async def _lock_lanes(self, visits: Sequence[LaneVisit]) -> list[LaneVisit]:
+    async def _lock_lanes(self, visits: Sequence[LaneVisit], refs: Set[BucketRef]) -> list[LaneVisit]:
         """Lock lanes that no other transaction has locked, and return them as they are now."""
         if self._tx.has_one_writer:
             return list(visits)
         visits = await self._lock_groups(visits)
+        most = len(visits)
+        # Instead of lanes that others have locked, it locks the next ones in line, if all their buckets are locked.
+        next_in_line = [row for row in self._plan.next_in_line if self._buckets.with_homes(row.buckets) <= refs]
+        visits = [*visits, *map(LaneVisit, next_in_line)]
         rows = await self._tx.fetch(
             _HELD_LANES,
             "lock_lanes",
             seen=[visit.row for visit in visits],
+            most=most,
             opened=[view.id for view in self._plan.opened],
             now=self._plan.now,
+            is_fresh=self._snapshot.is_fresh,
         )
         if rows[0].revision != self._snapshot.revision:
             raise ClaimConflict
         newest = {row.id: row for row in rows}
         held = [visit for visit in visits if visit.row.id in newest]
-        if not self._snapshot.is_fresh:
-            # Lanes that other claims visited after the snapshot have had their turns.
-            held = [visit for visit in held if visit.row.since == newest[visit.row.id].since]
+        self._visits.update((visit.row.id, visit) for visit in held)
         for visit in held:
             row, newer = visit.row, newest[visit.row.id]
             row.waiting, row.version = newer.waiting or 0, newer.version or 0

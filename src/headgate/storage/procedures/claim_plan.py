@@ -141,6 +141,8 @@ class ClaimPlan:
         """The free slots of each queue, fewer if all queues share slots."""
         self.fair = fair
         """The lines of the fair queues."""
+        self.next_in_line: list[LaneRow] = []
+        """The lanes of fair queues after those that were chosen."""
         self.unknown: set[str] = set()
         self.limit_set_mismatches: set[str] = set()
         self.has_unknown_lanes = False
@@ -244,7 +246,13 @@ class ClaimPlan:
                     left[row.queue] -= self._expected(row, sharing, grants)
                 visits[row.id] = LaneVisit(row)
         self._page_was_full = any(count <= 0 for count in left.values())
-        self.fair.note_not_visited(row for row in candidates if row.id not in visits)
+        left_in_line = [row for row in candidates if row.id not in visits]
+        self.fair.note_not_visited(left_in_line)
+        self.next_in_line = [
+            row
+            for row in left_in_line
+            if row.virtual_time is not None and row.group_id is None and shares.get(row.queue, 0) > 0
+        ]
         return list(visits.values())
 
     def _expected(self, row: LaneRow, sharing: Mapping[RowId | None, int], grants: Mapping[RowId, int]) -> int:

@@ -590,14 +590,14 @@ FROM {rows:written(id text, virtual_time bigint)}
 WHERE @by_key(turn_group.id, written.id)
 
 -- name: lock_lanes [postgres]
--- Lock those of these lanes that are still due, behind an opened bucket or awake, unless another client has locked them;
--- and return the revision of the settings, which cannot change while the node is locked. No version is older than the
--- one that the snapshot has.
+-- Lock the first of these lanes that are still due, behind an opened bucket or awake, unless another client has locked
+-- them; and return the revision of the settings, which cannot change while the node is locked. No version is older than
+-- the one that the snapshot has. In a snapshot that is not fresh, a lane that has moved since has had its turn.
 SELECT revision, held.*
 FROM headgate.limit_revision
 LEFT JOIN (
     SELECT locked.*
-    FROM {rows:seen(id text, version bigint)}
+    FROM {rows:seen(id text, version bigint, since bigint)}
     CROSS JOIN LATERAL (
         SELECT id, version, waiting, since, behind, wakes_at, opened_at, virtual_time, front
         FROM headgate.lane
@@ -608,10 +608,12 @@ LEFT JOIN (
                 OR (since IS NULL AND wakes_at <= :now)
             )
             AND queue NOT IN (SELECT queue FROM headgate.paused_queue)
+            AND (:is_fresh::boolean OR lane.since IS NOT DISTINCT FROM seen.since)
         ORDER BY version DESC
         LIMIT 1
         FOR UPDATE SKIP LOCKED
     ) AS locked
+    LIMIT :most::bigint
 ) AS held ON true
 
 -- part: head(payload)
