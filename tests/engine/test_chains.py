@@ -336,6 +336,12 @@ async def test_a_loop_makes_a_chain_of_any_length() -> None:
         assert follows == [None, *(job.id for job in jobs[:-1])]
         both = await batch([chain(first, step.call(1)), step.call(2).after(first)]).enqueue()
         assert (await both.jobs[2].status()).follows == both.jobs[0].id
+        # Later also if the loop began with the last step.
+        last = plan
+        for place in range(3000):
+            plan = chain(step.call(place), plan)
+        both = await batch([plan, step.call(1).after(last)]).enqueue()
+        assert (await both.jobs[-1].status()).follows == both.jobs[-2].id
 
 
 def test_calls_keep_the_options_they_were_made_with() -> None:

@@ -110,15 +110,17 @@ class FlowBuilder:
     ) -> PlacedChain:
         """Add the steps of a chain, the first after others, inside the batch with that id."""
         first, outer = len(self._calls), len(self._batches)
-        # A chain that a loop has made begins with a chain, which begins with one, and so on: without recursion.
-        begun: list[ChainSteps] = [chain]
-        while isinstance(step := begun[-1].steps[0], ChainSteps):
-            begun.append(step)
-        last = self.add(step, place, plan, batch)
-        for each in reversed(begun):
-            for step in each.steps[1:]:
-                last = self.add(step, last.follow, plan, batch)
-            if each is not chain:
+        # Without recursion: a loop may have nested chains thousands deep, at their beginnings or at their ends.
+        begun = [(chain, iter(chain.steps))]
+        last: Placed
+        while begun:
+            each, steps = begun[-1]
+            if isinstance(step := next(steps, None), ChainSteps):
+                begun.append((step, iter(step.steps)))
+            elif step is not None:
+                last = self.add(step, place, plan, batch)
+                place = last.follow
+            elif begun.pop()[0] is not chain:
                 self._placed.setdefault(builtins.id(each), []).append(PlacedChain((), (), last))
         return PlacedChain(_since(self._calls, first), _since(self._batches, outer), last)
 
@@ -147,7 +149,6 @@ class FlowBuilder:
     def grow(self, batch: str, steps: Iterable[Step]) -> list[str]:
         """Add calls and chains to a stored batch, and return the ids of the jobs."""
         self._batches[batch] = NewBatch(batch, 0, 0, grows=True)
-        self._places[batch] = NOTHING
         for step in steps:
             self.add(step, NOTHING, None, batch)
         return list(self._calls)
@@ -337,8 +338,7 @@ def numbered_graph(plan: ChainSteps | BatchSteps, where: str) -> NumberedGraph:
     run = plan if isinstance(plan, BatchSteps) and is_batch else BatchSteps([plan])
     placed = builder.add_batch(run, NOTHING)
     calls, batches = builder.flow()
-    jobs = {each.id for each in calls}
-    known = jobs.union(batch.id for batch in batches)
+    known = {each.id for each in calls} | {batch.id for batch in batches}
     for each in calls:
         if each.limits:
             raise DeclarationError(
@@ -350,7 +350,7 @@ def numbered_graph(plan: ChainSteps | BatchSteps, where: str) -> NumberedGraph:
     for batch in batches:
         if not known.issuperset(batch.leaders):
             raise _follows_stored(where, next(each for each in calls if each.origin.follows == batch.id))
-    return NumberedGraph(calls, batches, placed.id, max(jobs, key=int))
+    return NumberedGraph(calls, batches, placed.id, max((each.id for each in calls), key=int))
 
 
 def _follows_stored(where: str, call: FlowCall) -> DeclarationError:
