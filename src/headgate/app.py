@@ -719,7 +719,7 @@ class Headgate(RefusesForeignWords):
         node = self._make_node(lambda: self._node_config(queues, drain=drain, ends_when_lost=True, **given))
         # Also during opening and closing, so that a signal does not interrupt them.
         is_main = threading.current_thread() is threading.main_thread()
-        with on_stop_signals(node.stop, node.abort) if handle_signals and is_main else contextlib.nullcontext():
+        with on_stop_signals(node.stop, node.end_now) if handle_signals and is_main else contextlib.nullcontext():
             async with self.open():
                 if log_jobs is None:
                     log_jobs = self._settings.log_jobs is not False

@@ -161,17 +161,23 @@ def test_what_a_handler_has_printed_is_written_although_its_thread_is_left_behin
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("hook", ["", "@app.on_shutdown\nasync def end(): ...\n"])
 @pytest.mark.parametrize("drains", [True, False])
-def test_callbacks_of_a_worker_are_interrupted_by_the_second_sigterm_only(folder: Path, drains: bool) -> None:
+def test_callbacks_of_a_worker_are_interrupted_by_the_second_sigterm_only(
+    folder: Path, drains: bool, hook: str
+) -> None:
     """The fault: the first signal after the node had left ended the process with -15, and its callbacks with it.
 
-    Later a worker that a signal had ended did not end at once at the second one.
+    Later a worker that a signal had ended did not end at once at the second one, and one with a function for its end
+    did not longer.
     """
     (folder / "calling.py").write_text(
         "import asyncio\nfrom headgate import Headgate\napp = Headgate('sqlite:///jobs.db', history=False)\n"
         "@app.task\nasync def work(): ...\n"
         "@work.on_completed\nasync def call(job, result):\n"
-        "    open('calling', 'w').close()\n    await asyncio.sleep(2)\n    open('called', 'w').close()\n"
+        "    open('calling', 'w').close()\n"
+        "    await asyncio.sleep(2)\n    open('called', 'w').close()\n"
+        f"{hook}"
     )
     command = [sys.executable, "-m", "headgate"]
     for words in (["migrate", "calling:app"], ["jobs", "enqueue", "calling:app", "work"]):

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from headgate import Headgate
+from headgate import Headgate, JobContext
+from headgate.jobs.event import NodeStopped
 from tests.until import patient, until_now
 
 PROGRAM = """
@@ -69,6 +70,32 @@ def test_ctrl_c_says_at_once_what_is_waited_for_and_again_ends_the_program(tmp_p
     finally:
         process.kill()
         process.wait()
+
+
+async def test_the_second_signal_to_a_program_ends_the_callbacks_of_its_last_jobs(tmp_path: Path) -> None:
+    """The fault: it was without effect once the node had ended, and the program went on for up to five seconds."""
+    app = Headgate(f"sqlite:///{tmp_path}/jobs.db", synchronous="OFF")
+    calling, stopped, called = asyncio.Event(), asyncio.Event(), list[str]()
+    app.subscribe(lambda _: stopped.set(), NodeStopped)
+
+    @app.task
+    async def work() -> None: ...
+
+    @work.on_completed
+    async def call(job: JobContext, result: None) -> None:
+        calling.set()
+        await asyncio.sleep(2)
+        called.append(job.id)
+
+    async with app.open():
+        await work.enqueue()
+    running = asyncio.create_task(app.run())
+    await calling.wait()
+    signal.raise_signal(signal.SIGTERM)
+    await stopped.wait()
+    signal.raise_signal(signal.SIGTERM)
+    await running
+    assert not called
 
 
 async def test_a_node_that_waits_for_jobs_says_so_as_a_warning(caplog: pytest.LogCaptureFixture) -> None:

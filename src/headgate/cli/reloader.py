@@ -37,7 +37,7 @@ class Reloader:
         self._worker: Process | None = None
         self._is_told = False
         self._is_dead = False
-        self._ending: asyncio.Task[int] | None = None
+        self._ending: asyncio.Task[int]
 
     async def run(self) -> int:
         """Return the exit code after a signal has ended the worker. Raises DeclarationError without watchfiles."""
@@ -53,10 +53,10 @@ class Reloader:
                 names = sorted({self._shown(path) for _, path in changed})
                 logger.info("%s changed; the worker restarts", ", ".join(names))
                 self._tell(signal.SIGTERM)
-                await self._ended()
+                await self._ending
                 if not self._stopping.is_set():
                     await self._start()
-            code = await self._ended()
+            code = await self._ending
         # A worker that ended by itself has been logged already.
         if self._is_dead or ended_as_requested(code, self._signals):
             return 0
@@ -86,10 +86,6 @@ class Reloader:
             self._is_dead = True
             logger.error("the worker ended with %s; it restarts after the next change", exit_worded(code))
         return code
-
-    async def _ended(self) -> int:
-        assert self._ending is not None
-        return await self._ending
 
     def _on_signal(self) -> None:
         self._signals += 1

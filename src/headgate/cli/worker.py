@@ -334,7 +334,7 @@ async def _serve(
 
     def end_now() -> None:
         if (node := app._node) is not None:
-            node.abort()
+            node.end_now()
         elif has_begun:
             # The node has left, and callbacks of its last jobs still run.
             os._exit(0)

@@ -338,9 +338,8 @@ class Client:
         """Store a schedule at run time. Raises DeclarationError for a custom trigger."""
         self._require_open()
         await self.enqueuer.put_schedule(spec, scheduled)
-        node = self._local_node()
-        if node is not None:
-            node.check_schedules()
+        if (node := self._local_node()) is not None:
+            node.recurring.wake()
 
     # ---------------------------------------------------------------------------------- reading and waiting
 

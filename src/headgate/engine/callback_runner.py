@@ -159,14 +159,17 @@ class CallbackRunner:
             self._is_empty.clear()
             await wait_for_event(self._clock, self._is_empty, seconds)
 
+    def cancel(self) -> None:
+        """Cancel running callbacks."""
+        for run in self._runs:
+            run.cancel()
+
     async def close(self, seconds: float) -> None:
         """Wait at most `seconds` for running callbacks, then cancel the rest."""
         await self.drain(seconds)
-        left = list(self._runs)
-        for run in left:
-            run.cancel()
-        if left:
-            await asyncio.wait(left)
+        self.cancel()
+        if self._runs:
+            await asyncio.wait(self._runs)
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
             self._pool = None

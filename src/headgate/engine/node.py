@@ -192,7 +192,7 @@ class Node(WithServices):
             stopping=self._stopping,
         )
         self._housekeeper = Housekeeper(services, retention=config.retention)
-        self._recurring = Recurring(services, self._membership, self._stopping)
+        self.recurring = Recurring(services, self._membership, self._stopping)
         # Parts that not every node has, by the names of their tasks.
         self._others: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {}
         if alerts := self._alerts_to_watch(services.registry):
@@ -209,7 +209,7 @@ class Node(WithServices):
             self.attempts,
             self._slots,
             self.recorder,
-            self._recurring,
+            self.recurring,
             self._housekeeper,
             self._wakeup,
             stop=self._stop_by_operator,
@@ -260,6 +260,11 @@ class Node(WithServices):
         """End immediately: running jobs are cancelled and returned."""
         self.stop()
         self._aborting.set()
+
+    def end_now(self) -> None:
+        """Abort, and cancel callbacks, those after the end of the node included."""
+        self.abort()
+        self._callback_runner.cancel()
 
     async def run(self) -> None:
         """Work until stopped. A crash of any part ends the node: it is published and raised.
@@ -334,7 +339,7 @@ class Node(WithServices):
                 group.create_task(self._watch.run(), name="headgate-watch"),
                 group.create_task(self._housekeeper.run(), name="headgate-housekeeper"),
                 group.create_task(self._housekeeper.run_pruning(), name="headgate-pruning"),
-                group.create_task(self._recurring.run(), name="headgate-recurring"),
+                group.create_task(self.recurring.run(), name="headgate-recurring"),
                 *(group.create_task(run(), name=f"headgate-{name}") for name, run in self._others.items()),
             ]
             backlog_migrator = group.create_task(self._backlog_migrator.run(), name="headgate-backlog-migrator")
@@ -369,12 +374,6 @@ class Node(WithServices):
     def _timeout(self, seconds: float) -> float:
         """Return the timeout of a step of the shutdown: `seconds`, or 1 after `abort`."""
         return 1.0 if self._aborting.is_set() else seconds
-
-    # -------------------------------------------------------------------------------------------- requests
-
-    def check_schedules(self) -> None:
-        """Enqueue due occurrences at once, because this process has just stored a schedule."""
-        self._recurring.wake()
 
 
 class NodeHooks:

@@ -164,7 +164,7 @@ class SteppedNode(NodeInTest):
     async def run_due(self) -> NextEvent:
         """Run all that is due now, and what follows from it; return when more will be due."""
         while True:
-            scheduled_at = await self._recurring.fire_now()
+            scheduled_at = await self.recurring.fire_now()
             self._publish_dropped(await self._storage.expire())
             await self._callback_runner.drain(10.0)  # What they enqueue runs as well.
             claims = [await self._claim_one(queue, free) for queue, free in self._slots.free_slots().items()]
