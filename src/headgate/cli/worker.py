@@ -337,6 +337,7 @@ async def _serve(
             node.end_now()
         elif has_begun:
             # The node has left, and callbacks of its last jobs still run.
+            _end_soon(0)
             os._exit(0)
 
     try:
