@@ -7,6 +7,8 @@ application = WsgiLimitMiddleware(get_wsgi_application(), limiter)              
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
@@ -70,10 +72,7 @@ class WsgiLimitMiddleware:
         start = _with_fields(start_response, self._limit.fields(decision))
         if not self._limit.holds_permits:
             return self._app(environ, start)
-
-        def release() -> None:
-            self._limiter.release(key)
-
+        release = partial(self._limiter.release, key)
         try:
             return _PermitBody(self._app(environ, start), release)
         except BaseException:
@@ -86,29 +85,20 @@ class _PermitBody:
 
     def __init__(self, body: Iterable[bytes], release: Callable[[], None]) -> None:
         self._body = body
-        self._release = release
-        self._is_closed = False
+        self._closing = ExitStack()
+        self._closing.callback(release)
+        self._closing.callback(getattr(body, "close", lambda: None))
 
     def __iter__(self) -> Iterator[bytes]:
         return iter(self._body)
 
     def close(self) -> None:
-        if self._is_closed:
-            return
-        self._is_closed = True
-        try:
-            close = getattr(self._body, "close", None)
-            if close is not None:
-                close()
-        finally:
-            self._release()
+        self._closing.close()
 
 
 def _with_fields(start_response: StartResponse, fields: Fields) -> StartResponse:
-    def start(status: str, headers: list[tuple[str, str]], exc_info: Any = None, /) -> Callable[[bytes], object]:
-        if exc_info is None:
-            return start_response(status, [*headers, *fields])
-        return start_response(status, [*headers, *fields], exc_info)
+    def start(status: str, headers: list[tuple[str, str]], *exc_info: Any) -> Callable[[bytes], object]:
+        return start_response(status, [*headers, *fields], *exc_info)
 
     return start
 
