@@ -232,6 +232,39 @@ async def test_under_asgi_changes_are_streamed_until_the_browser_leaves(ada: Asy
     await until(lambda: streams.clients == 0)
 
 
+async def test_a_stream_is_made_as_its_client_reads_it_and_ends_for_a_client_that_does_not(
+    shop: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fault: a stream of ended jobs read the whole store into memory for a client that read nothing of it."""
+    from headgate.contrib.django import dashboard
+
+    sent: list[int] = []
+    has_ended = asyncio.Event()
+
+    async def parts(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        try:
+            for number in range(1000):
+                await send({"type": "http.response.body", "body": b"%d" % number, "more_body": True})
+                sent.append(number)
+        finally:
+            has_ended.set()
+
+    read = aiter((await dashboard.call_asgi(parts, {"type": "http"}, b"")).streaming_content)
+    await asyncio.sleep(0.05)
+    assert sent == [0]
+    assert [await anext(read) for _ in range(100)] == [b"%d" % number for number in range(100)]
+    await asyncio.sleep(0.05)
+    assert len(sent) <= 102
+    await read.aclose()
+    await until(has_ended.is_set)
+
+    has_ended.clear()
+    monkeypatch.setattr(dashboard, "STALLED", 0.05)
+    _unread = await dashboard.call_asgi(parts, {"type": "http"}, b"")
+    await until(has_ended.is_set)
+
+
 @pytest.mark.parametrize("sent", [[], [{"type": "http.response.start", "status": 200, "headers": []}]])
 async def test_an_error_of_the_app_ends_the_view(sent: list[dict[str, Any]]) -> None:
     from headgate.contrib.django.dashboard import call_asgi

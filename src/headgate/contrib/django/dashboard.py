@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 
 _USER = "headgate.user"
 
+STALLED = 30.0
+"""Seconds after which a stream ends if the client has not taken its next part: what is never read ends, too."""
+
 
 def default_role(user: Any) -> Role | None:
     """Return "admin" for superusers, "viewer" for other staff, None for everybody else."""
@@ -184,9 +187,9 @@ def scope_of(request: Any, path: str) -> Scope:
 async def call_asgi(app: ASGIApp, scope: Scope, body: bytes) -> Any:
     """Return the app's response to this request; a streamed one if the app sends it in parts."""
     unread = [body]
-    # Not bounded, so that a call ends even if its parts are never read. A stream of the dashboard has few of them,
-    # because it lasts half a minute.
     messages: asyncio.Queue[Message | None] = asyncio.Queue()
+    # The start and one part: the app makes the next one when the client takes it.
+    room = asyncio.Semaphore(2)
 
     async def receive() -> Message:
         if not unread:
@@ -194,7 +197,13 @@ async def call_asgi(app: ASGIApp, scope: Scope, body: bytes) -> Any:
             await asyncio.Event().wait()
         return {"type": "http.request", "body": unread.pop(), "more_body": False}
 
-    calling = asyncio.ensure_future(app(scope, receive, messages.put))
+    async def send(message: Message) -> None:
+        stalled = asyncio.get_running_loop().call_later(STALLED, calling.cancel)
+        await room.acquire()
+        stalled.cancel()
+        messages.put_nowait(message)
+
+    calling = asyncio.ensure_future(app(scope, receive, send))
     calling.add_done_callback(lambda _: messages.put_nowait(None))
     try:
         start = await messages.get()
@@ -216,6 +225,7 @@ async def call_asgi(app: ASGIApp, scope: Scope, body: bytes) -> Any:
         try:
             message: Message | None = first
             while message is not None:
+                room.release()
                 yield message["body"]
                 message = await messages.get()
         finally:
