@@ -25,7 +25,7 @@ from headgate.app import Headgate
 from headgate.clock import Clock, SystemClock, from_datetime
 from headgate.errors import HeadgateError, NotOpen
 from headgate.http.access_control import AccessControl, RequestIdentity
-from headgate.http.auth import Auth, Role, SignInFields, User
+from headgate.http.auth import Auth, OneTimeToken, Role, SignInFields, User
 from headgate.http.caller import Caller
 from headgate.http.compression import compressed
 from headgate.http.endpoint import API, Endpoint, EndpointRunner, parse_query, read_body, require_limit
@@ -102,6 +102,7 @@ class Dashboard(Starlette):
         self._app = app
         self._clock = clock
         self._guard = guard
+        self._takes_links = isinstance(auth, OneTimeToken)
         self._title = title
         self._read_only = read_only
         self._target = target
@@ -247,12 +248,17 @@ class Dashboard(Starlette):
     # ---------------------------------------------------------------------------------------- signing in and out
 
     async def _sign_in(self, request: Request) -> Response:
-        """Serve the sign-in page, its form, and the link with a token; the only address without access control."""
-        token = None if request.method == "HEAD" else request.query_params.get("token")
-        if request.method != "POST" and (token is None or await self._is_signed_in(request)):
-            # A signed-in user is redirected; others get the page.
-            await self._guard.visitor(request)
-            return _redirect(request, "")
+        """Serve the sign-in page, its form, and the one-time link; the only address without access control."""
+        # Only a token that works once: a link remains in histories and logs. No picture or script of a page opens it.
+        is_link = self._takes_links and request.headers.get("sec-fetch-dest", "document") == "document"
+        token = request.query_params.get("token") if is_link and request.method == "GET" else None
+        if request.method != "POST":
+            try:
+                await self._guard.visitor(request)
+                return _redirect(request, "")
+            except HttpError:
+                if token is None:
+                    raise
         fields, place = SignInFields("", token or ""), ""
         try:
             if request.method == "POST":
@@ -267,13 +273,6 @@ class Dashboard(Starlette):
         set_cookie(response, request, cookie, is_secure=self._guard.is_https(request))
         await self._record(user, "sign in", f"from {self._guard.address(request)}")
         return response
-
-    async def _is_signed_in(self, request: Request) -> bool:
-        try:
-            await self._guard.visitor(request)
-        except HttpError:
-            return False
-        return True
 
     async def _sign_out(self, request: Request, *, everywhere: bool = False) -> Response:
         """End the session of the user, or all of them, in all browsers and in all processes with the same secret."""

@@ -23,7 +23,7 @@ from headgate.password_hash import PasswordHash
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.faces.http.stage import client, make_app, problem
-from tests.until import until
+from tests.until import patient, until
 
 PASSWORD = "a right password"
 VISIT = {"Accept": "text/html,application/xhtml+xml"}
@@ -479,6 +479,26 @@ async def test_a_one_time_link_signs_in_once_and_its_token_leaves_the_address() 
         # The page takes the token as well, and the whole link.
         pasted = {"secret": f" http://localhost:8000/login?token={auth.token} ", "place": "jobs"}
         assert (await late.post("/login", data=pasted, headers=VISIT)).headers["location"] == "/jobs"
+
+
+async def test_no_page_of_another_site_signs_a_browser_in_by_a_link_with_a_lasting_token() -> None:
+    app = make_app()
+    token = "a token of sixteen characters"
+    async with app.open(), client(dashboard(app, auth=BearerAuth({token: User("mallory")}))) as caller:
+        page = await caller.get(f"/login?token={token}", headers=VISIT | {"Sec-Fetch-Site": "cross-site"})
+        assert (page.status_code, "set-cookie" in page.headers, token in page.text) == (401, False, False)
+
+
+@pytest.mark.parametrize("auth", [OneTimeToken(), BearerAuth({"a token of sixteen characters": User("deploy")})])
+async def test_links_in_a_page_of_another_site_are_no_guesses_that_keep_an_address_out(auth: Any) -> None:
+    app = make_app()
+    async with app.open(), client(dashboard(app, auth=auth)) as caller:
+        picture = {"Accept": "image/*", "Sec-Fetch-Site": "cross-site", "Sec-Fetch-Dest": "image"}
+        guesses = (caller.get(f"/login?token=guess{number}", headers=picture) for number in range(50))
+        answers = await asyncio.wait_for(asyncio.gather(*guesses), patient(5))
+        assert {problem(answer) for answer in answers} == {"unauthorized"}
+        secret = auth.token if isinstance(auth, OneTimeToken) else "a token of sixteen characters"
+        assert (await caller.post("/login", data={"secret": secret}, headers=VISIT)).status_code == 303
 
 
 async def test_a_one_time_token_is_no_password_and_no_bearer_token() -> None:
