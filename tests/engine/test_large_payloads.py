@@ -86,8 +86,8 @@ class Folder(PayloadFolder):
 
     def objects(self) -> dict[str, bytes]:
         """What is in the folder, by path below it, but for its markers."""
-        found = [path for path in self._files.find(self._root) if not path.endswith(MARKER)]
-        return {path.removeprefix(self._root).lstrip("/"): self._files.cat_file(path) for path in found}
+        found = [path for path in self._files.find(self._opened.root) if not path.endswith(MARKER)]
+        return {path.removeprefix(self._opened.root).lstrip("/"): self._files.cat_file(path) for path in found}
 
     def list(self, name: str) -> Iterator[str]:
         self._answer("list")

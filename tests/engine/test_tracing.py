@@ -365,6 +365,28 @@ def test_callbacks_have_their_own_span(traced: Traced) -> None:
     run_virtual(main)
 
 
+async def test_a_call_of_a_chunk_is_not_in_the_span_that_opened_the_app(traced: Traced) -> None:
+    """The fault: all calls, as long as the program ran, were children of the span in which it had started."""
+    app = Headgate("memory://")
+    app.instrument(traced.instrument)
+
+    @app.chunked(2, wait=0.01)
+    async def bill(orders: list[int]) -> None:
+        with traced.tracer.start_as_current_span("billing"):
+            await ship.enqueue()
+
+    @app.task
+    async def ship() -> None: ...
+
+    with traced.tracer.start_as_current_span("starting"):
+        await app.start()
+    job = await bill.enqueue(1)
+    await result_within(job, 15)
+    await app.stop()
+    assert traced.one("billing").parent is None
+    assert trace_id(traced.one("billing")) in {trace_id(span) for span in traced.spans("send default")}
+
+
 async def test_plain_functions_have_their_span_in_their_thread(
     traced: Traced,
 ) -> None:

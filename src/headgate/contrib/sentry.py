@@ -51,6 +51,7 @@ class Sentry:
         self._find = observed.registry.find
         hooks.add_around_enqueue(self.publish)
         hooks.add_around_attempt(self.process)
+        hooks.call_contexts.append(sentry_sdk.isolation_scope)
         observed.tap({JobFailure: self._report_failure, JobRetried: self._report_retry})
         # A hook may have turned the error into another end, and another node may have taken the job over.
         observed.tap(dict.fromkeys((JobFinished, JobReturned, EndingRefused), self._drop))
@@ -116,11 +117,8 @@ class Sentry:
         options = sentry_sdk.get_client().options
         mechanism = {"type": "headgate", "handled": False}
         event, hint = event_from_exception(error, client_options=options, mechanism=mechanism)
-        self._held[job_id] = (
-            partial(copy_context().run, _capture, sentry_sdk.get_current_span(), event, hint),
-            event,
-            error,
-        )
+        capture = partial(copy_context().run, _capture, sentry_sdk.get_current_span(), event, hint)
+        self._held[job_id] = (capture, event, error)
 
     def _report_failure(self, failure: JobFailure) -> None:
         if failure.job_id in self._held:

@@ -120,7 +120,7 @@ class CallbackRunner:
         span = nullcontext() if self.tracing is None or not callbacks else self.tracing.calling_back(job, kind.value)
         async with self._semaphore:
             enter(job)
-            with span:
+            with self._registry.hooks.call_context(), span:
                 for callback in callbacks:
                     error = await self._error_of(self._call(callback, job, *details))
                     if error is not None:

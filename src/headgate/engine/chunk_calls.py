@@ -9,8 +9,9 @@ from concurrent.futures import Executor as Pool
 from functools import cached_property, partial
 from typing import Any, NamedTuple, Protocol
 
-from headgate.clock import SECOND, Clock, Timer
+from headgate.clock import SECOND, Timer
 from headgate.engine.charge import AttemptCharge, StartDecision
+from headgate.engine.services import Services, WithServices
 from headgate.errors import PayloadError
 from headgate.jobs.job import ClaimedJob, JobError, describe_error
 from headgate.shielding import in_thread
@@ -84,7 +85,7 @@ class _Collecting:
         self.call: asyncio.Task[None] | None = None
 
 
-class ChunkCalls:
+class ChunkCalls(WithServices):
     """Collects attempts by task. `slots_of` returns how many jobs of a queue can run here: no chunk gets larger.
 
     `move_late` moves the charges of attempts that start together, if that is later than one of them was charged.
@@ -92,12 +93,12 @@ class ChunkCalls:
 
     def __init__(
         self,
-        clock: Clock,
+        services: Services,
         pool: Pool,
         slots_of: Callable[[str], int],
         move_late: Callable[[Sequence[Any]], Awaitable[None]],
     ) -> None:
-        self._clock = clock
+        super().__init__(services)
         self._pool = pool
         self._slots_of = slots_of
         self._move_late = move_late
@@ -177,7 +178,8 @@ class ChunkCalls:
             if leader.charge is not None and leader.job.call is not None:
                 leader.charge.use_for_call(leader.job.call.limits, is_needed=index == 0)
         try:
-            answers = _answers(await self._run(ready), len(ready), ready[0].member.task.name)
+            with self._registry.hooks.call_context():
+                answers = _answers(await self._run(ready), len(ready), ready[0].member.task.name)
         except BaseException as error:
             # SystemExit as well: raised out of a task it would end the program.
             answers = [ChunkAnswer(error=CallError(error))] * len(ready)

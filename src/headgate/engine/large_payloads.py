@@ -209,9 +209,12 @@ class LargePayloads:
         for day in await self._listed(place):
             if not _DAY.fullmatch(day) or day >= kept_since:
                 continue
-            failed = _Failures()
+            failed, folder = _Failures(), f"{place}/{day}"
             try:
-                swept += await self._sweep_day(f"{place}/{day}", failed)
+                names = await self._listed(folder)
+                for first in range(0, len(names), SWEPT_AT_ONCE):
+                    swept += await self._delete_orphans(folder, names[first : first + SWEPT_AT_ONCE], failed)
+                await self._run(f"deleting {folder}", partial(self._folder.delete_empty, folder))
             except FolderUnavailable as error:
                 failed_days.add(error)
             else:
@@ -219,13 +222,6 @@ class LargePayloads:
                 failed_days.first = failed_days.first or failed.first
         if failed_days.first is not None:
             raise failed_days.first
-        return swept
-
-    async def _sweep_day(self, folder: str, failed: _Failures) -> int:
-        names, swept = await self._listed(folder), 0
-        for first in range(0, len(names), SWEPT_AT_ONCE):
-            swept += await self._delete_orphans(folder, names[first : first + SWEPT_AT_ONCE], failed)
-        await self._run(f"deleting {folder}", partial(self._folder.delete_empty, folder))
         return swept
 
     async def _delete_orphans(self, folder: str, names: Sequence[str], failed: _Failures) -> int:
@@ -295,8 +291,7 @@ class _Failures:
 
     def add(self, error: FolderUnavailable) -> None:
         """Count a failure. Raises the first one after too many in a row."""
-        if self.first is None:
-            self.first = error
+        self.first = self.first or error
         self.in_a_row += 1
         if self.in_a_row >= MAX_FAILURES_IN_A_ROW:
             raise self.first

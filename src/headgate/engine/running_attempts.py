@@ -97,7 +97,7 @@ class RunningAttempts(WithServices):
             reports=reporter,
             completion=StoreCompletion(services.storage),
             results=StoreResults(services.storage, services.registry.codecs, large_payloads),
-            chunks=ChunkCalls(services.clock, pool, slots.most_in, self._move_late),
+            chunks=ChunkCalls(services, pool, slots.most_in, self._move_late),
             holds_lease=holds_lease,
             move_late=self._move_late,
             on_linger=self._note_lingering,

@@ -105,6 +105,8 @@ class OpenTelemetry:
         tracer = trace.get_tracer(SCOPE, observed.version, self._tracer_provider)
         spans = Spans(tracer, Labels(observed.registry), run_as=self._run_as, key_salt=self._key_salt)
         observed.trace_by(spans)
+        # Not in the span that was current when the app was opened.
+        observed.registry.hooks.call_contexts.append(partial(_attached, context.Context()))
         observed.tap({CallbackFailed: spans.note_failed_callback})
         if self._with_metrics:
             OtelMetrics(observed, self._meter_provider)
@@ -217,12 +219,8 @@ class Spans:
             links.append(trace.Link(sent))
             producer = trace.set_span_in_context(trace.INVALID_SPAN, producer)
         # The context in which the job was claimed does not belong to it.
-        before = context.attach(producer)
-        try:
-            with self._current(name, kind, attributes, links) as span:
-                yield span
-        finally:
-            context.detach(before)
+        with _attached(producer), self._current(name, kind, attributes, links) as span:
+            yield span
 
     def _current(
         self,
@@ -278,13 +276,17 @@ class _SafeSpan:
                 self._errors.log_once(error)
 
 
-@contextmanager
-def continued_trace() -> Iterator[None]:
+def continued_trace() -> AbstractContextManager[None]:
     """Continue the attempt's span, which its node has made, inside a `process=True` task.
 
     `with continued_trace(): …`. The child process needs its own tracer provider, as any program does.
     """
-    before = context.attach(propagate.extract(current_job().headers))
+    return _attached(propagate.extract(current_job().headers))
+
+
+@contextmanager
+def _attached(current: context.Context) -> Iterator[None]:
+    before = context.attach(current)
     try:
         yield
     finally:
@@ -356,8 +358,8 @@ class OtelMetrics:
         )  # fmt: skip
         observed.tap(
             {
-                JobEnqueued: self._count_sent,
-                JobStarted: self._count_consumed,
+                JobEnqueued: lambda event: self._sent.add(1, self._attributes("send", event)),
+                JobStarted: lambda event: self._consumed.add(1, self._attributes("receive", event)),
                 JobFinished: self._measure,
                 JobFailure: self._measure,
                 JobRetried: self._measure,
@@ -365,12 +367,6 @@ class OtelMetrics:
                 StorageUsed: self._measure_store,
             }
         )
-
-    def _count_sent(self, event: JobEnqueued) -> None:
-        self._sent.add(1, self._attributes("send", event))
-
-    def _count_consumed(self, event: JobStarted) -> None:
-        self._consumed.add(1, self._attributes("receive", event))
 
     def _measure(self, event: JobFinished | JobRetried | JobReturned) -> None:
         if event.ran is not None:

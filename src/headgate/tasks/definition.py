@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any, NamedTuple, Self, cast
 from uuid import UUID
 
 from headgate.arguments import parse_duration, parse_instant, require_storable
-from headgate.clock import Duration
 from headgate.errors import DeclarationError
 from headgate.jobs.annotation import plain
 from headgate.jobs.audit import AuditLevel, audit_level
@@ -154,6 +152,7 @@ def job_template(task: TaskDefinition, options: EnqueueOptions) -> JobTemplate:
     where = f"task {task.name!r}"
     delay, at = options.get("delay"), options.get("at")
     expires_in, expires_at = options.get("expires_in"), options.get("expires_at")
+    expiry = task.expires_in if expires_in is None else checked_expiry(expires_in, where)
     priority, headers, audit = options.get("priority"), options.get("headers"), options.get("audit")
     if priority is not None:
         require_priority(priority, where)
@@ -171,18 +170,11 @@ def job_template(task: TaskDefinition, options: EnqueueOptions) -> JobTemplate:
         plain_headers(headers, where) if headers else None,
         debounce if delay is None else parse_duration(delay, "delay", where),
         None if at is None else parse_instant(at, "at", where),
-        *_expiry(task, expires_in, expires_at, where),
+        None if expires_at is not None else expiry,
+        None if expires_at is None else parse_instant(expires_at, "expires_at", where),
         unique,
         cast("str | None", options.get("id")),
     )
-
-
-def _expiry(
-    task: TaskDefinition, expires_in: Duration | None, expires_at: datetime | None, where: str
-) -> tuple[int | None, int | None]:
-    if expires_at is not None:
-        return None, parse_instant(expires_at, "expires_at", where)
-    return task.expires_in if expires_in is None else checked_expiry(expires_in, where), None
 
 
 def _job_options(task: TaskDefinition, options: EnqueueOptions, where: str) -> JobOptions | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -84,6 +85,16 @@ class Hooks:
         self.lifecycle: list[LifecycleHook] = []
         # Called in the thread of a plain handler, with the call of it; for the connections of a framework.
         self.around_thread: Callable[[Callable[[], Any]], Any] | None = None
+        # Entered for each call of a chunk, and for callbacks: they are in no attempt, and what they set is their own.
+        self.call_contexts: list[Callable[[], AbstractContextManager[object]]] = []
+
+    @contextmanager
+    def call_context(self) -> Iterator[None]:
+        """Enter the contexts of a call that is in no attempt."""
+        with ExitStack() as stack:
+            for context in self.call_contexts:
+                stack.enter_context(context())
+            yield
 
     def add_around_enqueue(self, function: AroundEnqueue) -> None:
         """Add a function around each enqueue. Raises DeclarationError."""

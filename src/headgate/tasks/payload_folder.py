@@ -96,7 +96,7 @@ class PayloadFolder:
             self._files.rmdir(self._path(name))
 
     def _path(self, name: str) -> str:
-        return f"{self._root.rstrip('/')}/{name}"
+        return f"{self._opened.root.rstrip('/')}/{name}"
 
     @property
     def _files(self) -> Any:
@@ -104,10 +104,6 @@ class PayloadFolder:
             # After a fork: the connections and the thread of the parent cannot be used here.
             self._opened = _Opened(os.getpid(), *self._open())
         return self._opened.files
-
-    @property
-    def _root(self) -> str:
-        return self._opened.root
 
     def __repr__(self) -> str:
         return f"PayloadFolder({self.shown_url!r}, above={self.above}, timeout={self.timeout:g})"

@@ -21,7 +21,7 @@ from headgate.tasks.codec import NO_CODECS, Codecs
 from headgate.tasks.definition import TaskDefinition
 from headgate.tasks.executor_kind import Executor, have_one_name, usable_cores
 from headgate.tasks.hooks import Hooks
-from headgate.tasks.limit_set import BoundLimit, LimitSet
+from headgate.tasks.limit_set import LimitSet
 from headgate.tasks.modules import is_interactive
 from headgate.tasks.options import EnqueueOptions
 from headgate.tasks.queue import DEFAULT_QUEUE, RESERVED, Queue, QueueLimits, require_name
@@ -152,13 +152,17 @@ class Registry:
         self._forget_limit_sets()
 
     def _add_task(self, task: TaskDefinition) -> None:
+        where = f"task {task.name!r}"
         require_name(task.name, "task")
         self._require_new_names(task)
         self._require_new_function(task)
-        self.require_queue(task.queue, f"task {task.name!r}")
+        self.require_queue(task.queue, where)
         for bound in task.limit_set.limits:
-            _require_unreserved(bound.limit.name, f"task {task.name!r}")
-            self._add_limit(bound, task.name)
+            _require_unreserved(bound.limit.name, where)
+            if any(bound.name in limits.own for limits in self._queue_limits.values()):
+                raise DeclarationError(f"{where} would name a limit {bound.name!r}, as a queue does; rename the task")
+            self._require_same(bound.name, bound.limit, where)
+            self._put_limit(bound.name, bound.limit)
         # The keys of the queue's limits must be computable from the task's arguments.
         self.limit_set(task, task.queue)
         self.tasks[task.name] = task
@@ -446,12 +450,6 @@ class Registry:
         if Executor.PROCESS in executors:
             return cores
         return max(4, 2 * cores) if executors == {Executor.THREAD} else 100
-
-    def _add_limit(self, bound: BoundLimit, task: str) -> None:
-        if any(bound.name in limits.own for limits in self._queue_limits.values()):
-            raise DeclarationError(f"task {task!r} would name a limit {bound.name!r}, as a queue does; rename the task")
-        self._require_same(bound.name, bound.limit, f"task {task!r}")
-        self._put_limit(bound.name, bound.limit)
 
     def _put_limit(self, name: str, limit: Limit) -> None:
         self.limits[name], self.rules[name] = limit, limit.rule

@@ -36,7 +36,7 @@ from headgate.errors import DeclarationError
 from headgate.jobs.event import EndingRefused, Event
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.faces.contrib import sentry_bodies
-from tests.internals import store_of
+from tests.internals import client_of, store_of
 from tests.until import result_within, until
 
 AT_ONCE = RetryPolicy(retries=1, delay=0)
@@ -458,6 +458,40 @@ async def test_attempts_that_run_at_once_do_not_mix() -> None:
         name = error["exception"]["values"][-1]["value"]
         assert error["tags"]["name"] == name
         assert [crumb["message"] for crumb in error["breadcrumbs"]["values"]] == [name]
+
+
+async def test_what_a_call_of_a_chunk_or_a_callback_sets_is_not_in_later_reports() -> None:
+    """The fault: the user that a callback had set was that of each job that failed afterwards, of any task."""
+    sent = init()
+    app = new_app()
+
+    @app.task
+    async def ship() -> None: ...
+
+    @ship.on_completed
+    async def tell(job: object, result: object) -> None:
+        sentry_sdk.set_user({"id": "ann"})
+
+    @app.chunked(2)
+    async def bill(orders: list[int]) -> None:
+        sentry_sdk.set_tag("order", orders[0])
+
+    @app.chunked(2)
+    def weigh(orders: list[int]) -> None:
+        sentry_sdk.set_tag("weight", orders[0])
+
+    @app.task
+    async def fail() -> None:
+        raise Fail("refused")
+
+    async with app:
+        for job in (await ship.enqueue(), await bill.enqueue(1), await weigh.enqueue(2)):
+            await result_within(job, 15)
+        await client_of(app).callback_runner.drain(15)
+        await failure_of(await fail.enqueue())
+    (error,) = sent.errors
+    assert error["tags"].keys() == {"headgate.task", "headgate.queue", "headgate.job_id"}
+    assert "user" not in error
 
 
 @pytest.mark.slow
