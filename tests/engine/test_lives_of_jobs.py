@@ -27,7 +27,7 @@ from headgate import (
     current_job,
 )
 from headgate.clock import SECOND, to_datetime
-from headgate.errors import JobNotFound
+from headgate.errors import JobNotFound, StorageUnavailable
 from headgate.jobs.event import (
     EndingRefused,
     Event,
@@ -507,6 +507,42 @@ def test_a_node_that_was_declared_dead_drops_its_jobs_and_its_late_results_are_r
             assert [type(event) for event in events] == [EndingRefused]
             assert await job.result() == 2
             assert len(runs) == 2
+        assert [type(event) for event in events] == [EndingRefused, NodeDeclaredDead, JobFinished]
+
+    run_virtual(main)
+
+
+def test_a_result_that_could_not_be_stored_before_the_node_was_declared_dead_is_published_as_refused() -> None:
+    """The fault: the job ran again, and no line, no metric and no event said that its first result was dropped."""
+
+    class Away(MemoryStorage):
+        is_away = True
+
+        async def finish(self, *arguments: Any, **named: Any) -> Any:
+            if self.is_away:
+                raise StorageUnavailable("no route")
+            return await super().finish(*arguments, **named)
+
+    async def main(clock: VirtualClock) -> None:
+        store = Away(clock)
+        app = app_on(store, clock=clock)
+        events: list[Event] = []
+        app.subscribe(events.append, NodeDeclaredDead, EndingRefused, JobFinished)
+
+        @app.task
+        async def work() -> None: ...
+
+        async with app:
+            job = await work.enqueue()
+            await asyncio.sleep(1)
+            node = node_of(app)
+            assert node is not None
+            assert await store.recover(node.id, (await store.nodes())[0].beat) is not None
+            await asyncio.sleep(15)
+            assert [type(event) for event in events] == [EndingRefused, NodeDeclaredDead]
+            store.is_away = False
+            await job.result()
+            assert (await job.status()).attempt == 2
         assert [type(event) for event in events] == [EndingRefused, NodeDeclaredDead, JobFinished]
 
     run_virtual(main)

@@ -66,7 +66,9 @@ class Recorder(WithServices):
         return {job.id for job, *_ in self._endings + self._writing + self._locked}
 
     def drop(self) -> None:
-        """Drop endings that have not been sent, because other nodes own the jobs now."""
+        """Drop endings that have not been sent, because other nodes own the jobs now; each is published as refused."""
+        for job, *_ in self._endings + self._locked:
+            self._bus.publish(EndingRefused(at=self._clock.now(), job_id=job.id, task=job.task))
         self._endings.clear()
         self._locked.clear()
 
