@@ -296,6 +296,39 @@ def test_a_node_that_has_ended_has_no_slots_and_no_event_loop(how: str) -> None:
     run_virtual(main)
 
 
+def test_slots_that_queues_share_are_free_only_while_a_job_could_take_them() -> None:
+    """The fault: a worker at its bound of two jobs showed 98 and 100 free slots, and so did a quiet one."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock, slots=2)
+        app.queue("mail")
+        metrics = measured(app)
+
+        @app.task
+        async def work(seconds: float) -> None:
+            await asyncio.sleep(seconds)
+
+        def slots(state: str) -> tuple[float | None, ...]:
+            return tuple(value(metrics, "headgate_worker_slots", queue=q, state=state) for q in ("default", "mail"))
+
+        async with app:
+            await asyncio.sleep(2)
+            assert (slots("busy"), slots("free")) == ((0, 0), (2, 2))
+            await work.enqueue(9)
+            await asyncio.sleep(2)
+            assert (slots("busy"), slots("free")) == ((1, 0), (1, 1))
+            await work.enqueue(9)
+            await asyncio.sleep(2)
+            assert (slots("busy"), slots("free")) == ((2, 0), (0, 0))
+            await asyncio.sleep(20)
+            (node,) = await app.admin.nodes()
+            await app.admin.quiet_node(node.id)
+            await asyncio.sleep(3)
+            assert (slots("busy"), slots("free")) == ((0, 0), (0, 0))
+
+    run_virtual(main)
+
+
 def test_the_fullest_keys_are_exported_on_request() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)

@@ -148,7 +148,7 @@ class NodeWatch(WithServices):
                 NodeMeasured(
                     at=own,
                     node=self._membership.id,
-                    slots=self._slots.capacity,
+                    slots={queue: busy + self._slots.free_in(queue) for queue, busy in self._slots.busy.items()},
                     busy=self._slots.busy,
                     lingering=len(self._attempts.lingering),
                     unrecorded=len(self._recorder.pending),

@@ -782,7 +782,7 @@ class ReportDropped(Event, frozen=True):
 
 
 class NodeMeasured(Event, frozen=True):
-    """The load of this node, published every second: its `slots` and the `busy` ones, by queue.
+    """The load of this node, published every second: its `slots`, busy or free, and the `busy` ones, by queue.
 
     `lingering` is how many slots cancelled attempts take, `unrecorded` how many endings wait for the store. The
     event loop was `loop_lag` seconds late, and the clock is `clock_skew` seconds ahead of the store's.

@@ -300,8 +300,7 @@ def _gauges(measured: NodeMeasured) -> Iterator[tuple[metric.Metric, Values, flo
     for queue, slots in measured.slots.items():
         busy = measured.busy.get(queue, 0)
         yield metric.SLOTS, (queue, "busy"), busy
-        # More are busy for a while after an operator has lowered the slots.
-        yield metric.SLOTS, (queue, "free"), max(0, slots - busy)
+        yield metric.SLOTS, (queue, "free"), slots - busy
     yield metric.LINGERING, (), measured.lingering
     yield metric.UNRECORDED, (), measured.unrecorded
     yield metric.CLOCK_SKEW, (), measured.clock_skew
