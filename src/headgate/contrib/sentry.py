@@ -50,7 +50,8 @@ class Sentry:
             raise DeclarationError("the app reports to Sentry already; call app.instrument(Sentry()) once")
         self._find = observed.registry.find
         hooks.add_around_enqueue(self.publish)
-        hooks.add_around_attempt(self.process)
+        # The outermost: what other functions set is to stay in the scope of the attempt, and what they raise counts.
+        hooks.around_attempt.insert(0, self.process)
         hooks.call_contexts.append(sentry_sdk.isolation_scope)
         observed.tap({JobFailure: self._report_failure, JobRetried: self._report_retry})
         # A hook may have turned the error into another end, and another node may have taken the job over.

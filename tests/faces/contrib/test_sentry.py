@@ -494,6 +494,33 @@ async def test_what_a_call_of_a_chunk_or_a_callback_sets_is_not_in_later_reports
     assert "user" not in error
 
 
+async def test_functions_around_attempts_that_were_declared_before_are_in_the_scope_of_the_attempt() -> None:
+    """The fault: the user that such a function had set was that of all later jobs, and its own error was not told."""
+    sent = init()
+    app = Headgate("memory://", retry=RetryPolicy(retries=0))
+
+    @app.around_attempt
+    async def name_user(job: AttemptContext, run: Callable[[], Awaitable[Any]]) -> Any:
+        if job.arguments["user"]:
+            sentry_sdk.set_user({"id": job.arguments["user"]})
+        try:
+            return await run()
+        except LookupError as error:
+            raise RuntimeError("no address") from error
+
+    app.instrument(Sentry())
+
+    @app.task
+    async def send(user: str) -> None:
+        raise LookupError(user)
+
+    async with app:
+        await failure_of(await send.enqueue("ann"))
+        await failure_of(await send.enqueue(""))
+    assert kinds(sent.errors) == [("RuntimeError", "no address")] * 2
+    assert [error.get("user") for error in sent.errors] == [{"id": "ann"}, None]
+
+
 @pytest.mark.slow
 async def test_a_child_process_gets_the_trace_and_its_error_is_reported() -> None:
     sent = init()
