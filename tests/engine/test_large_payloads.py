@@ -770,6 +770,25 @@ async def test_a_sweep_of_a_folder_on_a_disk_deletes_empty_days_and_leaves_other
         assert sorted(each.name for each in place.iterdir()) == ["2020-01-02", "mine"]
 
 
+async def test_a_sweep_deletes_no_folder_with_objects_where_that_deletes_them_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # As in HDFS.
+    monkeypatch.setattr(MemoryFileSystem, "rmdir", lambda files, path: files.rm(path, recursive=True))
+    folder = LockedFolder()
+    app = Headgate("memory://", large_payloads=folder)
+    echo = declare_echo(app)
+    async with app.open():
+        job = await echo.using(delay="10d").enqueue(LARGE)
+        (name,) = folder.objects()
+        place = await store_of(app).identity()
+        old = f"{place}/2020-01-01/{job.id}.{'0' * 16}"
+        folder.write(old, b"x")
+        orphans(folder, place, days=2, each=1)
+        assert await app.admin.sweep_large_payloads() == 2
+        assert sorted(folder.objects()) == sorted([name, old])
+
+
 class LockedFolder(Folder):
     """A folder in which some objects cannot be deleted, and some days cannot be listed."""
 

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
 from hashlib import blake2b
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from msgspec.structs import replace
 
@@ -57,14 +57,7 @@ SWEEP_EVERY = 6 * 3600.0
 
 _DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _NAME = re.compile(r"[0-9a-f-]{32,36}/[0-9]{4}-[0-9]{2}-[0-9]{2}/(?:[0-9a-v]{13}|[0-9a-f-]{36})\.[0-9a-f]{16}")
-
-
-class _Reference(NamedTuple):
-    """The reference that is stored instead of the data: its name in the folder, its digest and its size."""
-
-    name: str
-    digest: str
-    size: int
+_REFERENCE = re.compile(rf"([0-9]+:[0-9a-f]{{32}}):({_NAME.pattern})")
 
 
 class LargePayloads:
@@ -128,7 +121,7 @@ class LargePayloads:
             # On a disk that is no longer mounted: the next write finds that out.
             self._is_there = False
             raise
-        return write_encoded((*names, FOLDER), f"{len(data)}:{_digest(data)}:{name}".encode())
+        return write_encoded((*names, FOLDER), f"{_content(data)}:{name}".encode())
 
     async def load(self, text: str, what: str) -> str:
         """Return a stored text with its data, if that is in the folder; any other text as it is.
@@ -137,22 +130,22 @@ class LargePayloads:
         """
         if not is_in_folder(text):
             return text
-        reference = _reference(text, what)
-        data = await self._run("reading", partial(self._folder.read, reference.name))
+        content, name = _reference(text, what)
+        data = await self._run("reading", partial(self._folder.read, name))
         if data is None:
             if not await self._has_marker():
                 raise await self._not_there("reading")
             raise PayloadError(
-                f"{what} is not in the folder of large payloads: {self._folder.shown_url} has no {reference.name}; put "
+                f"{what} is not in the folder of large payloads: {self._folder.shown_url} has no {name}; put "
                 "the object back, or give the app the folder that has it"
             )
-        if len(data) != reference.size or _digest(data) != reference.digest:
-            raise PayloadError(f"{what} cannot be read: {reference.name} in {self._folder.shown_url} was changed")
+        if _content(data) != content:
+            raise PayloadError(f"{what} cannot be read: {name} in {self._folder.shown_url} was changed")
         names = codecs_of(text)[:-1]
         try:
             return write_encoded(names, data) if names else data.decode()
         except UnicodeDecodeError:
-            raise PayloadError(f"{what} cannot be read: {reference.name} is not text") from None
+            raise PayloadError(f"{what} cannot be read: {name} is not text") from None
 
     # ------------------------------------------------------------------------------------ whether it is there
 
@@ -209,12 +202,9 @@ class LargePayloads:
         for day in await self._listed(place):
             if not _DAY.fullmatch(day) or day >= kept_since:
                 continue
-            failed, folder = _Failures(), f"{place}/{day}"
+            failed = _Failures()
             try:
-                names = await self._listed(folder)
-                for first in range(0, len(names), SWEPT_AT_ONCE):
-                    swept += await self._delete_orphans(folder, names[first : first + SWEPT_AT_ONCE], failed)
-                await self._run(f"deleting {folder}", partial(self._folder.delete_empty, folder))
+                swept += await self._sweep_day(f"{place}/{day}", failed)
             except FolderUnavailable as error:
                 failed_days.add(error)
             else:
@@ -222,6 +212,15 @@ class LargePayloads:
                 failed_days.first = failed_days.first or failed.first
         if failed_days.first is not None:
             raise failed_days.first
+        return swept
+
+    async def _sweep_day(self, folder: str, failed: _Failures) -> int:
+        names, swept = await self._listed(folder), 0
+        for first in range(0, len(names), SWEPT_AT_ONCE):
+            swept += await self._delete_orphans(folder, names[first : first + SWEPT_AT_ONCE], failed)
+        if swept == len(names):
+            # Some stores, as HDFS, delete a folder with all that is in it.
+            await self._run(f"deleting {folder}", partial(self._folder.delete_empty, folder))
         return swept
 
     async def _delete_orphans(self, folder: str, names: Sequence[str], failed: _Failures) -> int:
@@ -297,19 +296,20 @@ class _Failures:
             raise self.first
 
 
-def _reference(text: str, what: str) -> _Reference:
-    """Return what a text that is in the folder refers to. Raises PayloadError if the text is damaged."""
+def _reference(text: str, what: str) -> tuple[str, str]:
+    """Return the content and the name of the object that a text refers to. Raises PayloadError if that is damaged."""
     try:
-        size, digest, name = read_encoded(text).data.decode().split(":", 2)
-        if _NAME.fullmatch(name):
-            return _Reference(name, digest, int(size))
+        found = _REFERENCE.fullmatch(read_encoded(text).data.decode())
     except ValueError:
-        pass
-    raise PayloadError(f"{what} cannot be read: its place in the folder of large payloads is damaged")
+        found = None
+    if found is None:
+        raise PayloadError(f"{what} cannot be read: its place in the folder of large payloads is damaged")
+    return found[1], found[2]
 
 
-def _digest(data: bytes) -> str:
-    return blake2b(data, digest_size=16).hexdigest()
+def _content(data: bytes) -> str:
+    """Return the size and the digest of data, as references have them."""
+    return f"{len(data)}:{blake2b(data, digest_size=16).hexdigest()}"
 
 
 async def call_all(calls: Sequence[Callable[[], Awaitable[T]]], *, at_once: int = AT_ONCE) -> list[T]:

@@ -91,7 +91,7 @@ class PayloadFolder:
             yield str(path).rstrip("/").rpartition("/")[2]
 
     def delete_empty(self, name: str) -> None:
-        """Delete a folder, if it is empty. Most stores of objects have none."""
+        """Delete a folder that is empty. Most stores of objects have none."""
         with contextlib.suppress(OSError, NotImplementedError):
             self._files.rmdir(self._path(name))
 
