@@ -76,7 +76,7 @@ async def test_more_jobs_than_one_statement_stores_in_its_time_are_stored_in_por
 ) -> None:
     """The fault: `enqueue_many` of 1,000,000 jobs met the timeout of its only statement; on SQLite it stored them."""
     monkeypatch.setattr(add, "MOST_ALONE", 5, raising=False)
-    monkeypatch.setattr(add, "INSERTED_AT_ONCE", 2)
+    monkeypatch.setattr(add, "INSERTED_AT_ONCE", 2.1 * add.CHARACTERS_OF_JOB)
     ids, now = IdSource(), watched.storage.now()
 
     def new(task: str = "work") -> NewJob:

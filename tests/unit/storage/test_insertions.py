@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sqlite3
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
+from headgate.jobs.identity import job_number, job_text
+from headgate.jobs.job import NewJob
 from headgate.storage.postgres.dialect import Insertion, PostgresDialect, statements_of
-from headgate.storage.procedures.add import _COLUMNS
+from headgate.storage.procedures.add import _COLUMNS, add_jobs, needs_transaction
 from headgate.storage.sqlite.dialect import STATEMENTS, SqliteDialect, Statement
 from headgate.storage.statements import ParameterColumn, Table, Template
 
@@ -108,3 +110,36 @@ def test_new_jobs_and_their_lanes_are_in_the_order_of_their_statement() -> None:
     assert isinstance(statement, Insertion)
     shape = {name: table.columns for name, table in statement.tables.items()}
     assert shape == {"new": _COLUMNS, "lanes": ("id", "queue", "buckets", "wait_mode", "place")}
+
+
+class Sent:
+    """A transaction of one of several clients, which notes the rows of each statement."""
+
+    has_one_writer = False
+    limit_now = 0
+
+    def __init__(self) -> None:
+        self.rows: list[list[dict[str, Any]]] = []
+
+    async def value(self, _statement: str, *, new: list[tuple[Any, ...]], **_others: Any) -> int:
+        self.rows.append([dict(zip(_COLUMNS, row, strict=True)) for row in new])
+        return len(new)
+
+
+def jobs_of(*payloads: str) -> list[NewJob]:
+    common: dict[str, Any] = {"task": "t", "queue": "q", "priority": 0, "delayed": False, "run_at": 0, "enqueued_at": 0}
+    return [NewJob(id=job_text(number), payload=payload, **common) for number, payload in enumerate(payloads, start=1)]
+
+
+async def test_no_statement_stores_so_much_that_it_would_reach_its_timeout() -> None:
+    """PostgreSQL stores a few dozen megabytes in a second, and takes no message of a gigabyte."""
+    large, small = "x" * 20_000_000, "{}"
+    sent, jobs = Sent(), jobs_of(*[large] * 60, *[small] * 12_000, *[large] * 3)
+    await add_jobs(sent, jobs)  # type: ignore[arg-type]
+    assert [row["id"] for rows in sent.rows for row in rows] == [job_number(job.id) for job in jobs]
+    assert max(sum(len(row["payload"]) for row in rows) for rows in sent.rows) < 100_000_000
+    assert max(map(len, sent.rows)) <= 5000
+    assert len(sent.rows) < 40
+    assert needs_transaction(jobs[:4], [])
+    assert not needs_transaction(jobs_of(*[large] * 2), [])
+    assert not needs_transaction(jobs_of(*[small] * 12_000), [])

@@ -111,7 +111,7 @@ async def test_the_same_job_added_twice_at_once_is_stored_once(storage: SqliteSt
 async def test_many_jobs_are_stored_in_portions_all_or_none(
     storage: SqliteStorage, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(add, "INSERTED_AT_ONCE", 2)
+    monkeypatch.setattr(add, "INSERTED_AT_ONCE", 2.1 * add.CHARACTERS_OF_JOB)
     jobs = [job(str(number), clock) for number in range(5)]
     with pytest.raises(sqlite3.IntegrityError):
         await storage.add([*jobs, job("bad", clock, run_at=TOO_LATE)])

@@ -8,6 +8,7 @@ nothing.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate, groupby
 from operator import gt, itemgetter
 from typing import Any, Protocol
 
@@ -33,8 +34,11 @@ from headgate.storage.records import FINAL_STATES
 from headgate.storage.statements import columns_of
 from headgate.storage.stored_rows import RowDecoder
 
-INSERTED_AT_ONCE = 5000
-"""How many jobs of a transaction are stored at a time: no statement comes near its timeout, or takes much memory."""
+INSERTED_AT_ONCE = 50_000_000
+"""How many characters are stored at a time: no statement comes near its timeout, or takes much memory."""
+
+CHARACTERS_OF_JOB = 10_000
+"""What a job without its payload counts as: as many small jobs take as long."""
 
 MOST_ALONE = 50_000
 """How many jobs one statement stores that needs no transaction, in a second or two."""
@@ -59,7 +63,7 @@ _STORED = RowDecoder(StoredEnqueue, "job")
 
 def needs_transaction(jobs: Sequence[NewJob], batches: Sequence[NewBatch]) -> bool:
     """Whether storing these jobs takes more than one statement where several clients write."""
-    return bool(batches or len(jobs) > MOST_ALONE) or any(
+    return bool(batches or len(jobs) > MOST_ALONE or sum(len(job.payload) for job in jobs) > INSERTED_AT_ONCE) or any(
         job.origin is not None or job.rejection is not None or (job.options is not None and job.options.tags)
         for job in jobs
     )
@@ -114,8 +118,9 @@ async def add_jobs(tx: Transaction, jobs: Sequence[NewJob], batches: Sequence[Ne
     if batches or any(job.origin is not None for job in jobs):
         placed = await placements_of(tx, jobs, batches)
         await grow_batches(tx, jobs, batches, placed)
-    for start in range(0, len(jobs), INSERTED_AT_ONCE):
-        await _insert(tx, jobs[start : start + INSERTED_AT_ONCE], {} if placed is None else placed.jobs)
+    ends = accumulate(len(job.payload) + CHARACTERS_OF_JOB for job in jobs)
+    for _, portion in groupby(zip(jobs, ends, strict=True), lambda each: each[1] // INSERTED_AT_ONCE):
+        await _insert(tx, [job for job, _ in portion], {} if placed is None else placed.jobs)
     if placed is not None:
         await store_dependencies(tx, jobs, batches, placed)
 
@@ -146,19 +151,14 @@ async def _insert_new(tx: Transaction, jobs: Sequence[NewJob], rows: list[_NewRo
             return rows
         await require_own(tx, jobs)
         return []
-    rows = await _without_stored(tx, jobs, rows)
+    ids = [row[_ID] for row in rows]
+    # Nothing is read if all are newer than those stored.
+    if not all(map(gt, ids, (await tx.value("highest_id") or 0, *ids))):
+        stored = set(map(job_number, await require_own(tx, jobs)))
+        rows = list({row[_ID]: row for row in reversed(rows) if row[_ID] not in stored}.values())[::-1]
     if rows:
         await tx.execute("add_jobs", new=rows)
     return rows
-
-
-async def _without_stored(tx: Transaction, jobs: Sequence[NewJob], rows: list[_NewRow]) -> list[_NewRow]:
-    """Return the rows of jobs that are not stored, each once. It reads none if all are newer than those stored."""
-    ids = [row[_ID] for row in rows]
-    if all(map(gt, ids, (await tx.value("highest_id") or 0, *ids))):
-        return rows
-    stored = set(map(job_number, await require_own(tx, jobs)))
-    return list({row[_ID]: row for row in reversed(rows) if row[_ID] not in stored}.values())[::-1]
 
 
 def _lane_rows(lanes: Mapping[str, Lane]) -> list[tuple[Any, ...]]:
