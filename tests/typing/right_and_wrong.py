@@ -80,7 +80,10 @@ async def flows() -> None:
     assert_type(await (await chain(sync.call("b"), chain(plain.call("a"))).enqueue()).result(), str)
     assert_type(await chain(sync.call("b"), batch([sync.call("c")])).enqueue(), Chain[Any])
     assert_type(await batch([plain.call("a")]).then(sync.call("b")).enqueue(), Batch)
+    graph = sync.call("b").after(plain.call("a"), chain(plain.call("c")), batch([sync.call("d")]), ended)
+    assert_type(graph, Call[float])
 
+    sync.call("b").after(plain)  # type: ignore[arg-type]
     chain(plain)  # type: ignore[call-overload]
     batch(plain.call("a"))  # type: ignore[arg-type]
     batch([plain.call("a")]).then(sync.call("b"), on="any")  # type: ignore[arg-type]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, TypeAlias
 
 from headgate.errors import DeclarationError
 from headgate.foreign_words import RefusesCall
@@ -15,7 +15,7 @@ from headgate.tasks.leading import Leader
 class ChainSteps(RefusesCall):
     """Steps that run one after the other."""
 
-    leader_id: ClassVar[None] = None
+    leader_id: None = None
 
     def __init__(self, steps: Iterable[Step]) -> None:
         self.steps: tuple[Step, ...] = tuple(steps)
@@ -24,7 +24,7 @@ class ChainSteps(RefusesCall):
 class BatchSteps(RefusesCall):
     """Steps that run in parallel, and those after all of them are final."""
 
-    leader_id: ClassVar[None] = None
+    leader_id: None = None
 
     def __init__(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeVar
 
 import msgspec
 
@@ -35,7 +35,7 @@ class Call(msgspec.Struct, Generic[R], frozen=True):
     leaders: tuple[Leader, ...] = ()
     on: On = "success"
     later: frozenset[str] = frozenset()
-    leader_id: ClassVar[None] = None
+    leader_id = None
 
     def after(self, *leaders: Leader, on: On = "success") -> Call[R]:
         """Return the call as one that starts once all these are final: if all have succeeded, by default.
