@@ -31,7 +31,7 @@ class SharedSession:
         self._clock = clock
         self._closes_store = closes_store
         self._opening = OutageLock()
-        self.is_open = False
+        self.is_open: bool = False
         self._is_closed = False
         self._lines: dict[str, SharedLine] = {}
         self._refunds: set[asyncio.Task[None]] = set()
