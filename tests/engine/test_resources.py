@@ -383,6 +383,36 @@ def test_a_node_that_stops_while_a_resource_opens_logs_no_error(caplog: pytest.L
     assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
 
 
+def test_a_resource_that_still_opens_when_the_node_stops_is_given_up_before_those_that_it_takes() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app, happened = Headgate("memory://", clock=clock, grace=5), list[str]()
+
+        @app.resource
+        async def settings() -> AsyncIterator[str]:
+            yield "dsn"
+            happened.append("settings")
+
+        @app.resource
+        async def pool(settings: str) -> AsyncIterator[Pool]:
+            try:
+                await asyncio.sleep(3600)
+            except asyncio.CancelledError:
+                await asyncio.sleep(3)
+                happened.append("given up")
+            yield Pool(settings)
+            happened.append("pool")
+
+        @app.task
+        async def work(pool: Pool = INJECTED) -> None: ...
+
+        async with app:
+            await work.enqueue()
+            await asyncio.sleep(1)
+        assert happened == ["given up", "pool", "settings"]
+
+    run_virtual(main)
+
+
 def test_resources_of_a_node_close_in_reverse_order_of_their_opening_and_in_their_own_task() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)

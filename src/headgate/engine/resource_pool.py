@@ -70,8 +70,8 @@ class ResourcePool:
                     ResourceFailed(at=self._clock.now(), resource=resource.name, error=summarize_error(error))
                 )
             else:
-                # The next attempt that needs it tries again. A pool that was closed meanwhile has forgotten it.
-                self._pooled.pop(resource, None)
+                # The next attempt that needs it tries again.
+                del self._pooled[resource]
                 pooled.value.set_exception(error)
                 # No attempt may be left to read it.
                 pooled.value.exception()
@@ -90,16 +90,15 @@ class ResourcePool:
     async def close(self, seconds: float) -> None:
         """Close all resources, the last opened first; each is cancelled after `seconds`."""
         for pooled in [*self._pooled.values()]:
-            if not pooled.value.done() and pooled.task is not None:
+            if not pooled.value.done():
                 pooled.task.cancel()
+                # Until then it may use others. One that ignores this is open now, and is closed with them.
+                await wait_until_done(self._clock, pooled.task, seconds)
         for pooled in list(reversed(self._opened)):
-            assert pooled.task is not None
             pooled.closing.set()
             if not await wait_until_done(self._clock, pooled.task, seconds):
                 pooled.task.cancel()
                 await wait_until_done(self._clock, pooled.task, 1.0)
-        self._opened.clear()
-        self._pooled.clear()
 
 
 class _PooledResource:
@@ -107,11 +106,12 @@ class _PooledResource:
 
     __slots__ = ("closing", "resource", "task", "value")
 
+    task: asyncio.Task[None]
+
     def __init__(self, resource: Resource) -> None:
         self.resource = resource
         self.value: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.closing = asyncio.Event()
-        self.task: asyncio.Task[None] | None = None
 
 
 class ResourceStack(AsyncExitStack):
