@@ -652,8 +652,21 @@ def test_a_process_task_gets_no_resources() -> None:
 def in_a_child(session: Session) -> None: ...
 
 
-def test_a_resource_by_position_only_is_an_error() -> None:
-    with pytest.raises(DeclarationError, match="is passed by name"):
+def test_a_resource_that_cannot_be_passed_by_name_is_an_error() -> None:
+    """The fault: each attempt failed with a TypeError; only a task with `/` was refused."""
+    app = ResourceApp(None).app
 
-        @ResourceApp(None).app.task
-        async def work(session: Session, /, tenant: str) -> None: ...
+    async def by_position(session: Session, /, tenant: str) -> None: ...
+
+    async def many(*session: Session) -> None: ...
+
+    async def named(**session: Session) -> None: ...
+
+    async def taken(session: Session, /) -> AsyncIterator[int]:
+        yield 1
+
+    for function in (by_position, many, named):
+        with pytest.raises(DeclarationError, match="'session' is passed by name"):
+            app.task(function)
+    with pytest.raises(DeclarationError, match="resource 'taken': resource 'session' is passed by name"):
+        app.resource(scope="attempt")(taken)

@@ -69,7 +69,7 @@ def declare_resource(function: Callable[..., Any], scope: str, known: Mapping[An
             f"{where} yields {_named(kind)}, as resource {earlier.name!r} does; handlers ask by type, so "
             'use different ones: Annotated[…, "replica"], a NewType or a subclass'
         )
-    needs = _needs(function, hints, known)
+    needs = _needs(function, hints, known, where)
     for parameter in inspect.signature(function).parameters.values():
         if parameter.name not in needs:
             raise DeclarationError(
@@ -93,24 +93,22 @@ def declare_resource(function: Callable[..., Any], scope: str, known: Mapping[An
 
 def needs_of(function: Callable[..., Any], known: Mapping[Any, Resource], where: str) -> dict[str, Resource]:
     """Return the parameters of a task that resources fill, by name."""
-    if not known:
-        return {}
-    needs = _needs(function, annotations_of(function, where), known)
-    for parameter in inspect.signature(function).parameters.values():
-        if parameter.name in needs and parameter.kind is parameter.POSITIONAL_ONLY:
-            raise DeclarationError(f"{where}: resource {parameter.name!r} is passed by name, so put it after the `/`")
-    return needs
+    return _needs(function, annotations_of(function, where), known, where) if known else {}
 
 
 def _needs(
-    function: Callable[..., Any], hints: Mapping[str, Any], known: Mapping[Any, Resource]
+    function: Callable[..., Any], hints: Mapping[str, Any], known: Mapping[Any, Resource], where: str
 ) -> dict[str, Resource]:
     found: dict[str, Resource] = {}
-    for name in inspect.signature(function).parameters:
+    for name, parameter in inspect.signature(function).parameters.items():
         with contextlib.suppress(TypeError):  # an unhashable annotation is not a resource's
             resource = known.get(hints.get(name))
             if resource is not None:
                 found[name] = resource
+        if name in found and parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise DeclarationError(
+                f"{where}: resource {name!r} is passed by name, so put it after the `/`, and write no `*` before it"
+            )
     return found
 
 
