@@ -14,6 +14,7 @@ import pytest
 from fastapi import FastAPI
 from httpx import ASGITransport, AsyncClient
 from prometheus_client import CollectorRegistry, generate_latest
+from starlette.routing import Route
 
 from headgate import Headgate, RateLimited, RetryPolicy, StrictRate
 from headgate.clock import SECOND
@@ -565,8 +566,7 @@ async def test_a_registry_read_on_the_event_loop_is_updated_in_the_background() 
 async def test_it_is_a_route_of_a_web_application() -> None:
     app = Headgate("memory://")
     metrics = measured(app, store=True)
-    web = FastAPI()
-    web.add_route("/metrics", metrics.asgi)  # type: ignore[arg-type]
+    web = FastAPI(routes=[Route("/metrics", metrics.asgi)])
     async with app.open(), AsyncClient(transport=ASGITransport(web), base_url="http://test") as client:
         answer = await client.get("/metrics")
         assert answer.status_code == 200
@@ -592,8 +592,7 @@ async def test_a_route_never_waits_on_its_event_loop_for_an_app_in_another_threa
         refresh()
 
     monkeypatch.setattr(metrics, "_refresh_from_thread", refresh_here)
-    web = FastAPI()
-    web.add_route("/metrics", metrics.asgi)  # type: ignore[arg-type]
+    web = FastAPI(routes=[Route("/metrics", metrics.asgi)])
     # As the first `sync` verb of a plain function does.
     opened = ExitStack()
     await asyncio.to_thread(opened.enter_context, app.sync)

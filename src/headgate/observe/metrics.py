@@ -126,7 +126,7 @@ class PrometheusMetrics:
 
     @property
     def asgi(self) -> MetricsRoute:
-        """An ASGI application that serves the registry: `fastapi_app.add_route("/metrics", metrics.asgi)`."""
+        """An ASGI application that serves the registry: `FastAPI(routes=[Route("/metrics", metrics.asgi)])`."""
         return MetricsRoute(self)
 
     async def refresh(self) -> None:
