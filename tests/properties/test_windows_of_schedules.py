@@ -139,6 +139,15 @@ def test_jitter_spreads_the_jobs_of_many_schedules() -> None:
     assert min(tenths) > 150
 
 
+def test_jitter_spreads_the_last_jobs_over_the_time_before_the_end() -> None:
+    """The fault: all that would have been ready later were ready a microsecond before `until`, and so skipped."""
+    rules = ScheduleRules("{}", until=60 * MINUTE, jitter=300 * MINUTE)
+    tenths = [0] * 10
+    for number in range(2000):
+        tenths[ready_at(f"tenant-{number}", rules, 0) * 10 // (60 * MINUTE)] += 1
+    assert min(tenths) > 150
+
+
 def test_jumps_over_closed_times_need_few_steps() -> None:
     """A trigger of ten a second is asked once for each opening, not for each of its occurrences."""
     asked: list[int] = []

@@ -224,9 +224,9 @@ def ready_at(name: str, rules: ScheduleRules, occurs_at: int) -> int:
     """Return when the job of an occurrence is ready: a time within the jitter that is the same on all nodes."""
     if rules.jitter is None:
         return occurs_at
+    most = rules.jitter if rules.until is None else max(0, min(rules.jitter, rules.until - 1 - occurs_at))
     digest = blake2b(f"{name} {occurs_at}".encode(), digest_size=8).digest()
-    at = occurs_at + int.from_bytes(digest) % (rules.jitter + 1)
-    return at if rules.until is None else max(occurs_at, min(at, rules.until - 1))
+    return occurs_at + int.from_bytes(digest) % (most + 1)
 
 
 def is_over(rules: ScheduleRules, progress: ScheduleProgress) -> bool:
