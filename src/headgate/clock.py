@@ -183,7 +183,7 @@ async def within(clock: Clock, seconds: float, work: Awaitable[R]) -> R:
 def microseconds(duration: float | timedelta) -> int:
     """Return a duration as integer microseconds, rounded. Raises ValueError for one that is not finite."""
     if isinstance(duration, timedelta):
-        return duration // timedelta(microseconds=1)
+        return timedelta.__floordiv__(duration, _MICROSECOND)
     length = duration * SECOND
     if isinstance(length, float) and not math.isfinite(length):
         raise ValueError(f"{duration!r} is not a finite duration")
@@ -193,11 +193,11 @@ def microseconds(duration: float | timedelta) -> int:
 def from_datetime(instant: datetime) -> int:
     """Return an aware datetime as microseconds since the epoch, within the years 1 to 9999 of UTC.
 
-    Raises ValueError for a naive one.
+    Its class may have operators of its own, as pendulum's. Raises ValueError for a naive one.
     """
     if instant.tzinfo is None:
         raise ValueError(f"{instant!r} has no time zone; pass an aware datetime, for example datetime.now(UTC)")
-    return min(max(_FIRST, (instant - _EPOCH) // _MICROSECOND), LAST)
+    return min(max(_FIRST, datetime.__sub__(instant, _EPOCH) // _MICROSECOND), LAST)
 
 
 def to_datetime(instant: int) -> datetime:

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
@@ -323,6 +323,21 @@ def test_a_datetime_of_any_zone_is_the_same_instant() -> None:
     assert from_datetime(datetime(2026, 7, 1, 14, 0, 0, 5, tzinfo=rome)) == from_datetime(
         datetime(2026, 7, 1, 12, 0, 0, 5, tzinfo=UTC)
     )
+
+
+def test_the_operators_of_a_library_for_dates_are_not_called() -> None:
+    """The fault: `at=` and `delay=` of pendulum's kinds raised AttributeError, as its // takes only its own."""
+
+    class Moment(datetime):
+        def __sub__(self, other: Any) -> Any:
+            return Span(seconds=1)
+
+    class Span(timedelta):
+        def __floordiv__(self, other: Any) -> Any:
+            raise AttributeError("'datetime.timedelta' object has no attribute '_to_microseconds'")
+
+    assert from_datetime(Moment(1970, 1, 1, 2, tzinfo=timezone(timedelta(hours=1)))) == 3600 * SECOND
+    assert microseconds(Span(minutes=5, microseconds=1)) == 300 * SECOND + 1
 
 
 def test_a_naive_datetime_is_refused_with_a_way_out() -> None:

@@ -75,6 +75,8 @@ class Calendar(
                 force_setattr(self, name, tuple(value))
         if isinstance(self.start, datetime) or not isinstance(self.start, date | None):
             raise _error(f"start={self.start!r} must be a date, as date(2027, 1, 31)")
+        # No subclass can be stored, such as those of pendulum and freezegun.
+        force_setattr(self, "start", self.start and _EPOCH.fromordinal(self.start.toordinal()))
         if self._wall_clock.next_after(0) is None:
             raise _error(f"{self.describe()} has no day that ever comes")
 

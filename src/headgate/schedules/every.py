@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +13,10 @@ from headgate.arguments import DURATION_FORMS, parse_duration
 from headgate.clock import FARTHEST, SECOND, from_datetime, microseconds, to_datetime
 from headgate.errors import DeclarationError
 from headgate.keywords import NamesKeywords
+from headgate.schedules.wall_clock import FIRST, LAST
 
 LEAST = 100_000
 """The shortest period, in microseconds: use a loop for more frequent work."""
-
-_FIRST, _LAST = (from_datetime(datetime(*day, tzinfo=UTC)) for day in ((1, 1, 4), (9999, 12, 28)))
-"""The first and last instant that a datetime can represent in every zone."""
 
 _UNITS = {"weeks": 7 * 86400, "days": 86400, "hours": 3600, "minutes": 60, "seconds": 1}
 
@@ -70,13 +68,16 @@ class Every(
                 raise DeclarationError(f"Every: {unit}={value!r:.80} is not a length of time; write Every(minutes=5)")
         if not LEAST <= self.period <= FARTHEST:
             raise DeclarationError(
-                f"{self._call()} has a period of {self.period / 1_000_000:g} s; use 0.1 s to a hundred years, "
+                f"{self!r} has a period of {self.period / 1_000_000:g} s; use 0.1 s to a hundred years, "
                 "such as Every(minutes=5)"
             )
         if self.start is not None and (not isinstance(self.start, datetime) or self.start.tzinfo is None):
             raise DeclarationError(
                 f"Every: start={self.start!r} must be an aware datetime, for example datetime.now(UTC)"
             )
+        if self.start is not None and type(self.start) is not type(to_datetime(0)):
+            # No subclass can be stored, such as those of pendulum and freezegun.
+            force_setattr(self, "start", to_datetime(from_datetime(self.start)))
 
     def _take_length(self) -> None:
         """Store the length in its largest whole unit, as if it were given by name."""
@@ -115,12 +116,12 @@ class Every(
 
     def next_after(self, instant: int) -> int | None:
         found = self._start + ((instant - self._start) // self.period + 1) * self.period
-        return found if found <= _LAST else None
+        return found if found <= LAST * SECOND else None
 
     def latest_at_or_before(self, instant: int) -> int | None:
-        instant = min(instant, _LAST)
+        instant = min(instant, LAST * SECOND)
         found = instant - (instant - self._start) % self.period
-        return found if found >= _FIRST else None
+        return found if found >= FIRST * SECOND else None
 
     def describe(self) -> str:
         parts = [(unit, getattr(self, unit)) for unit in _UNITS if getattr(self, unit)]
@@ -131,6 +132,3 @@ class Every(
     @cached_property
     def _start(self) -> int:
         return 0 if self.start is None else from_datetime(self.start)
-
-    def _call(self) -> str:
-        return f"Every({', '.join(f'{unit}={getattr(self, unit)!r}' for unit in _UNITS if getattr(self, unit))})"

@@ -339,6 +339,17 @@ def test_a_trigger_is_described_and_read_back_as_it_was_stored(trigger: Trigger,
     assert load_trigger(dump_trigger(started)) == started
 
 
+def test_a_start_of_a_kind_of_a_library_is_stored_as_a_plain_one() -> None:
+    """The fault: storing it raised TypeError: Encoding objects of type DateTime is unsupported."""
+    moment, day = type("DateTime", (datetime,), {}), type("Date", (date,), {})
+    every = Every(minutes=5, start=moment(2026, 10, 25, 2, 30, fold=1, tzinfo=ZoneInfo(ROME)))
+    assert (
+        load_trigger(dump_trigger(every)) == every == Every(minutes=5, start=datetime(2026, 10, 25, 1, 30, tzinfo=UTC))
+    )
+    calendar = Calendar(weeks=2, start=day(2026, 10, 25))
+    assert load_trigger(dump_trigger(calendar)) == calendar == Calendar(weeks=2, start=date(2026, 10, 25))
+
+
 @pytest.mark.parametrize(
     ("trigger", "text"),
     [
