@@ -6,14 +6,16 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 
 from headgate.arguments import read_duration
-from headgate.clock import SECOND, Duration, Timer
+from headgate.clock import SECOND, Duration, Timer, to_datetime
 from headgate.testing.virtual_time import START
 
 
 class ManualClock:
-    """A Clock for tests. Both scales advance together; only wall time can step."""
+    """A Clock for tests. Both scales advance together; only wall time can step. Raises ValueError before 1970."""
 
     def __init__(self, now: int = START) -> None:
+        if now < 0:
+            raise ValueError(f"a test cannot begin at {to_datetime(now)}: limits count from 1970; pass a later now=")
         self._wall = now
         self._monotonic = 1000 * SECOND
         self._timers: list[tuple[int, int, _ManualTimer]] = []
@@ -59,9 +61,8 @@ class _ManualTimer:
         self._callback: Callable[[], object] | None = callback
 
     def fire(self) -> None:
-        callback, self._callback = self._callback, None
-        if callback is not None:
-            callback()
+        if self._callback is not None:
+            self._callback()
 
     def cancel(self) -> None:
         self._callback = None

@@ -95,9 +95,8 @@ class Workbench:
         self, task: Task[..., Any] | None = None, *, state: JobState | str | None = None
     ) -> list[Enqueued]:
         """Return all jobs of this test, oldest first, in every state; of one task, or in one state, if given."""
-        task = None if task is None else self._own(task)
+        name = None if task is None else self._own(task).name
         run_to_end(self._storage.remove_rolled_back())
-        name = None if task is None else task.name
         filter = JobFilter(task=name, state=cast("JobState | None", state), oldest_first=True, count=PAGE)
         records = page = run_to_end(self._storage.jobs(filter))
         while len(page) == PAGE:
@@ -343,8 +342,8 @@ def manual(app: Headgate, *, now: datetime | None = None) -> Iterator[Workbench]
 
     `with manual(app) as jobs:` around the code that enqueues, then `jobs.assert_enqueued(…)`. The app counts as open;
     its own store, and the stores of its limits, are never connected to. Time does not move, from `now` (default: the
-    current time). With `using(connection=…)` the connection is not used: the job is kept at once, whatever the
-    transaction does. Raises HeadgateError for an app that is open.
+    current time), which is 1970 or later. With `using(connection=…)` the connection is not used: the job is kept at
+    once, whatever the transaction does. Raises HeadgateError for an app that is open.
     """
     clock = ManualClock(SystemClock().now() if now is None else parse_instant(now, "now", "a test"))
     storage = SharedMemory(clock)

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -319,6 +320,16 @@ async def test_a_job_that_expires_while_time_advances_ends_and_what_follows_it_r
         assert sorted(seen) == ["JobExpired", "alarm"]
         assert [each.state for each in jobs.all_enqueued(rarely)] == ["succeeded", "failed"]
         assert jobs.now - start == timedelta(hours=1)
+
+
+@pytest.mark.parametrize("mode", [manual, inline])
+def test_a_test_that_begins_before_1970_is_refused(mode: Any) -> None:
+    """The fault: each drain raised ValueError: int is out of range (need a 128-bit value)."""
+    long_ago = datetime(1969, 12, 31, tzinfo=UTC)
+    with pytest.raises(ValueError, match=r"a test cannot begin at 1969-12-31 .*: limits count from 1970"):
+        mode(shop.app, now=long_ago).__enter__()
+    with mode(shop.app, now=long_ago + timedelta(days=1)) as jobs:
+        assert len(jobs.sync.drain()) == 0
 
 
 async def test_time_does_not_go_back(jobs: Workbench) -> None:
