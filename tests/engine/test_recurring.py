@@ -947,6 +947,31 @@ def test_clocks_that_step_back_double_nothing_and_clocks_that_step_forward_miss_
     run_virtual(main)
 
 
+def test_a_clock_that_steps_back_while_what_is_due_is_read_fails_no_schedule() -> None:
+    """The fault: ScheduleFailed: AssertionError, and the node did not run the schedule again for a minute."""
+
+    async def main(clock: VirtualClock) -> None:
+        class SetBack(MemoryStorage):
+            async def due_schedules(self, *args: Any, **options: Any) -> Any:  # type: ignore[misc]
+                found = await super().due_schedules(*args, **options)
+                if found.due and journal.starts == [1.0]:
+                    clock.step_wall(-0.01)
+                return found
+
+        app, journal, failed = app_on(SetBack(clock), clock=clock), Journal(clock), list[ScheduleFailed]()
+        app.subscribe(failed.append, ScheduleFailed)
+
+        @app.schedule(Every(seconds=1))
+        async def pull() -> None:
+            journal.note()
+
+        async with app:
+            await asyncio.sleep(4.5)
+        assert (failed, journal.starts) == ([], [1.0, 2.0, 3.0, 4.0])
+
+    run_virtual(main)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("ahead", [7200, 365 * 86400])
 @pytest.mark.parametrize("trigger", [Every(minutes=10), Cron("*/10 * * * *")])

@@ -173,7 +173,7 @@ class Recurring(WithServices):
             found = await self._storage.due_schedules(self._registry.names, unable=self._unable)
             if not found.due:
                 return found.next_at
-            now = self._storage.now()
+            now = max(self._storage.now(), *(each.course.next_at or 0 for each in found.due))  # it may step back
             fired: list[tuple[ScheduleRecord, Fired]] = []
             for record in found.due:
                 firing = self._decide(record, now, beside=len(found.due))
