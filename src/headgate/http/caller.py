@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from headgate.admin import Admin, Overview, SlowCounts
-from headgate.errors import PayloadError
 from headgate.http.auth import User
 from headgate.http.overview_poller import OverviewPoller
 from headgate.http.redaction import NO_SECRETS, Redaction, Secrets
@@ -65,16 +64,9 @@ class Caller:
         """Return the hidden values of stored payloads and results, encoded or not, of headers and annotations."""
         if not self.redaction:
             return NO_SECRETS
-        texts = [None if text is None else self._opened(text) for text in stored]
+        texts = [None if text is None else self.codecs.opened(text) for text in stored]
         return self.redaction.secrets(*texts, fields=fields)
 
     def visible(self, stored: str) -> str:
         """Return a stored payload or result; an encoded one decoded for operators, if the app has the codec."""
-        return self._opened(stored) if self.user.may("operator") else stored
-
-    def _opened(self, stored: str) -> str:
-        try:
-            return self.admin.decoded(stored)
-        except PayloadError:
-            # It is shown as encoded, with the names of its codecs.
-            return stored
+        return self.codecs.opened(stored) if self.user.may("operator") else stored
