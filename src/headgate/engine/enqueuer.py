@@ -160,7 +160,7 @@ class Enqueuer(WithServices):
             return True
         return self._are_bounded(group.queue for group in groups) or any(
             group.options.get("predict")
-            or any(each.longest_wait for each in self._registry.limit_set(task, group.queue).limits)
+            or any(each.wait_terms.longest for each in self._registry.limit_set(task, group.queue).limits)
             for group in groups
         )
 

@@ -85,11 +85,6 @@ class BoundLimit:
         copied.wait_terms = terms
         return copied
 
-    @property
-    def longest_wait(self) -> int | None:
-        """How long a job waits for it at most (microseconds): 0 if it does not wait, None without a maximum."""
-        return self.wait_terms.longest
-
     def key(self, arguments: Arguments, headers: Headers, on_skip: OnSkip) -> str | None:
         """Return the key of a call; None: this limit does not apply.
 
@@ -185,7 +180,7 @@ class LimitSet:
                 described_callable(limit.limit.cost),
                 "" if limit.limit.permit is None else described_callable(limit.limit.permit.owner),
                 repr(limit.holding),
-                limit.longest_wait,
+                limit.wait_terms.longest,
                 limit.wait_terms.on_limit,
                 limit.limit.charge_retries,
                 limit.limit.on_missing_key,
@@ -286,7 +281,7 @@ def _terms(
 ) -> LimitTerms | None:
     """Return the terms of a call: `applied` has a limit for each bucket, `limits` all if some buckets were merged."""
     limits = applied if limits is None else limits
-    longest = min((limit.longest_wait for limit in limits if limit.longest_wait is not None), default=None)
+    longest = min((limit.wait_terms.longest for limit in limits if limit.wait_terms.longest is not None), default=None)
     free = mask_where(
         not limit.limit.charge_retries and holding is None for limit, holding in zip(applied, holdings, strict=True)
     )
@@ -297,7 +292,7 @@ def _terms(
     if calls is not None:
         calls = replace(calls, buckets=mask_where(limit.calls is not None for limit in applied))
     # If one limit cancels and another discards, the job fails: a failure is reported, a cancellation is not.
-    no_wait = [limit.wait_terms.on_limit for limit in limits if limit.longest_wait == 0]
+    no_wait = [limit.wait_terms.on_limit for limit in limits if limit.wait_terms.longest == 0]
     patience = longest and longest + CLAIM_TIME
     return LimitTerms(holds, free, patience, cancels=bool(no_wait) and set(no_wait) == {"cancel"}, calls=calls)
 
