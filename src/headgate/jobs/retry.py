@@ -69,11 +69,11 @@ class RetryPolicy:
         parse_count(self.retries, "retries", "RetryPolicy", least=0)
         if not isinstance(self.jitter, bool):
             raise DeclarationError(f"RetryPolicy(jitter={self.jitter!r}) is not True or False")
-        _require_duration("base", self.base)
-        _require_duration("cap", self.cap)
+        parse_duration(self.base, "base", "RetryPolicy")
+        parse_duration(self.cap, "cap", "RetryPolicy")
         self._require_one_way()
         if self.delay is not None:
-            _require_duration("delay", self.delay)
+            parse_duration(self.delay, "delay", "RetryPolicy")
         if self.delays is not None:
             self._take_delays(self.delays)
         for errors in (self.retry_on, self.give_up_on):
@@ -102,7 +102,7 @@ class RetryPolicy:
         if isinstance(delays, (str, bytes)) or not isinstance(delays, Sequence):
             raise DeclarationError(f"RetryPolicy(delays={delays!r}) is not a list of durations")
         for delay in delays:
-            _require_duration("delays", delay)
+            parse_duration(delay, "delays", "RetryPolicy")
         if self.retries not in (3, len(delays)):
             raise DeclarationError(
                 f"RetryPolicy(retries={self.retries}) has {len(delays)} delays; leave retries out, or match it"
@@ -171,10 +171,6 @@ def require_policy(retry: object, where: str) -> None:
     if not isinstance(retry, RetryPolicy):
         count = int(retry) if isinstance(retry, int) and retry >= 0 and retry is not True else 3
         raise DeclarationError(f"{where}: retry={retry!r} is not a policy; write retry=RetryPolicy(retries={count})")
-
-
-def _require_duration(name: str, value: object) -> None:
-    parse_duration(value, name, "RetryPolicy")
 
 
 def _is_plain_function(function: Callable[..., object], count: int) -> bool:
