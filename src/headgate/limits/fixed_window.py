@@ -9,7 +9,7 @@ from headgate.arguments import parse_duration
 from headgate.clock import SECOND, Duration
 from headgate.errors import DeclarationError
 from headgate.limits.limit import AnyRule, Limit, RateOptions, SpelledOptions
-from headgate.limits.rate import CountRule, described, parse_rate
+from headgate.limits.rate import CountRule, counted_snapshot, described, parse_rate
 from headgate.limits.rule import LuaNumbers, Snapshot
 
 Window = tuple[int, int]
@@ -70,10 +70,7 @@ class WindowCounter(CountRule[Window], frozen=True, tag="fixed", tag_field="kind
 
     def snapshot(self, state: Window | None, now: int) -> Snapshot:
         used = state[1] if state is not None and state[0] + self.period > now else 0
-        # Closed although places are left: in the margin, or because the state lies ahead.
-        opens_at, _ = self.take(state, now)
-        available = max(0, self.count - used) if opens_at <= now else 0
-        return Snapshot(used=used, available=available, opens_at=opens_at)
+        return counted_snapshot(self, state, now, used)
 
     def bound(self, window: int) -> int:
         # The last instant of one window, whole windows after it, and the first instant of another.

@@ -10,7 +10,7 @@ from typing import ClassVar
 import msgspec
 
 from headgate.clock import SECOND
-from headgate.limits.rate import PermitRule
+from headgate.limits.rate import PermitRule, counted_snapshot
 from headgate.limits.rule import LuaNumbers, Snapshot
 
 KEPT_FOR = 86400 * SECOND
@@ -57,10 +57,7 @@ class Leases(PermitRule[LeaseLog], frozen=True, tag="lease", tag_field="kind"):
         return LeaseLog(state.last, _with(rest, started_at + self.period, max(0, known + actual - cost)))
 
     def snapshot(self, state: LeaseLog | None, now: int) -> Snapshot:
-        used = len(_open(state, now))
-        opens_at, _ = self.take(state, now)
-        available = max(0, self.count - used) if opens_at <= now else 0
-        return Snapshot(used=used, available=available, opens_at=opens_at)
+        return counted_snapshot(self, state, now, len(_open(state, now)))
 
     def full_at(self, state: LeaseLog) -> int:
         return max(state.ends, default=0)

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from headgate.arguments import LARGEST_COUNT, duration_in, parse_duration
 from headgate.clock import FARTHEST, SECOND, Duration
 from headgate.errors import DeclarationError
-from headgate.limits.rule import Rule
+from headgate.limits.rule import Rule, Snapshot
 
 S = TypeVar("S")
 
@@ -66,6 +66,14 @@ class PermitRule(Rule[S], frozen=True):
 
     def describe(self) -> str:
         return f"{self.count} at once"
+
+
+def counted_snapshot(rule: CountRule[S] | PermitRule[S], state: S | None, now: int, used: int) -> Snapshot:
+    """Return the snapshot of a bucket of which so much is used."""
+    opens_at, _ = rule.take(state, now)
+    # It may be closed although places are left: in a margin, or because the state lies ahead.
+    available = max(0, rule.count - used) if opens_at <= now else 0
+    return Snapshot(used=used, available=available, opens_at=opens_at)
 
 
 def described(count: int, period: int, margin: int) -> str:

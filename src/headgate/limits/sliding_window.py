@@ -10,7 +10,7 @@ from headgate.arguments import parse_count, parse_duration
 from headgate.clock import SECOND, Duration
 from headgate.errors import DeclarationError
 from headgate.limits.limit import AnyRule, Limit, RateOptions, SpelledOptions
-from headgate.limits.rate import CountRule, described, parse_rate
+from headgate.limits.rate import CountRule, counted_snapshot, described, parse_rate
 from headgate.limits.rule import LuaNumbers, Snapshot
 
 DEFAULT_SLICES = 60
@@ -80,10 +80,7 @@ class SliceCounter(CountRule[Slices], frozen=True, tag="sliding", tag_field="kin
         used = 0
         if state is not None:
             used = (self._moved(state, at) if at > state[1] else state)[0]
-        # Closed although places are left: the state lies ahead.
-        opens_at, _ = self.take(state, now)
-        available = max(0, self.count - used) if opens_at <= now else 0
-        return Snapshot(used=used, available=available, opens_at=opens_at)
+        return counted_snapshot(self, state, now, used)
 
     def bound(self, window: int) -> int:
         return self.count * -(-slices_touched(window, self.slice) // self.slices)

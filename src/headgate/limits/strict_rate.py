@@ -12,7 +12,7 @@ from headgate.arguments import parse_duration
 from headgate.clock import SECOND, Duration
 from headgate.errors import DeclarationError
 from headgate.limits.limit import AnyRule, Limit, RateOptions, SpelledOptions
-from headgate.limits.rate import CountRule, described, parse_rate
+from headgate.limits.rate import CountRule, counted_snapshot, described, parse_rate
 from headgate.limits.rule import LuaNumbers, Snapshot
 
 MAX_COUNT = 1000
@@ -63,10 +63,7 @@ class SlidingLog(CountRule[Starts], frozen=True, tag="strict", tag_field="kind")
         return rest[:place] + (started_at,) * max(0, known + actual - cost) + rest[place:]
 
     def snapshot(self, state: Starts | None, now: int) -> Snapshot:
-        used = len(self._counting(state or (), now))
-        # Closed although places are left: the log goes past `now`, after reservations or after the clock went back.
-        opens_at, _ = self.take(state, now)
-        return Snapshot(used=used, available=self.count - used if opens_at <= now else 0, opens_at=opens_at)
+        return counted_snapshot(self, state, now, len(self._counting(state or (), now)))
 
     def bound(self, window: int) -> int:
         return self.count * -(-window // self.period)

@@ -10,7 +10,7 @@ from headgate.arguments import parse_until, parse_wait
 from headgate.clock import Duration
 from headgate.errors import GateClosed, HeadgateError
 from headgate.limits.bucket_store import Taken
-from headgate.limits.rate import PermitRule
+from headgate.limits.rate import PermitRule, counted_snapshot
 from headgate.limits.rule import NEVER, Snapshot
 from headgate.limits.standalone.bucket_table import BucketTable, check_cost
 from headgate.limits.standalone.decision import Decision
@@ -167,9 +167,7 @@ class LocalPermits(PermitRule[int], frozen=True):
         return now if held <= self.count else NEVER, held
 
     def snapshot(self, state: int | None, now: int) -> Snapshot:
-        used = state or 0
-        available = max(0, self.count - used)
-        return Snapshot(used=used, available=available, opens_at=now if available else NEVER)
+        return counted_snapshot(self, state, now, state or 0)
 
     def idle_at(self, state: int) -> int:
         return NEVER if state else 0
