@@ -22,7 +22,7 @@ from typing import Any
 from headgate.errors import DeclarationError, StorageUnavailable, needing
 from headgate.limits.limit import Limit
 from headgate.limits.redis.gated_task import GatedTask, GatedTasks, declare, single_limit
-from headgate.limits.redis.message_lines import BlockingLines, BucketLine
+from headgate.limits.redis.message_lines import BlockingLines
 
 with needing("headgate.contrib.celery needs", "celery", "kombu", install="'celery[redis]'"):
     from celery import Celery, Task, bootsteps, signals
@@ -85,15 +85,7 @@ class CeleryGate:
     def _passes(self, gated: GatedTask, id: str, call: Any, record: bytes) -> bool:
         args, kwargs, _ = call
         line = gated.line(args, kwargs)
-        return line is None or self._arrive(line, id, record)
-
-    def _arrive(self, line: BucketLine, id: str, record: bytes) -> bool:
-        try:
-            return self._lines.ask(self._lines.lines.arrive(line, id, record))
-        except StorageUnavailable as error:
-            # The broker keeps it as well, and the limit is checked again at its start.
-            logger.warning("task %s goes to the broker without a limit check: %s", id, error)
-            return True
+        return line is None or self._lines.passes(line, "task", id, record)
 
     def _publish(self, record: bytes) -> None:
         message = json.loads(record)
@@ -176,7 +168,8 @@ class CeleryGate:
         }
         route = {name: message.delivery_info.get(name) for name in ("exchange", "routing_key")}
         coded = {"content_type": message.content_type, "content_encoding": message.content_encoding}
-        return self._arrive(line, id, _record(message.body, coded | route | properties | {"headers": headers}))
+        record = _record(message.body, coded | route | properties | {"headers": headers})
+        return self._lines.passes(line, "task", id, record)
 
     def _start(self, task: Task, args: Any, kwargs: Any) -> None:
         gated = self._gated.of(task.name)
@@ -207,12 +200,8 @@ class CeleryGate:
         raise Ignore(f"over its limit {gated.name!r}; it waits in line")
 
     def _forget(self, sender: Any, request: Any, **present: Any) -> None:
-        line = self._gated.line(sender.name, request.args, request.kwargs)
-        if line:
-            try:
-                self._lines.ask(self._lines.lines.forget(line, request.id))
-            except StorageUnavailable as error:
-                logger.warning("revoked task %s keeps its place in line for a while: %s", request.id, error)
+        if line := self._gated.line(sender.name, request.args, request.kwargs):
+            self._lines.forget(line, "revoked task", request.id)
 
     # -------------------------------------------------------------------------------------------------------- limits
 

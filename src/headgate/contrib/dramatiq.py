@@ -81,14 +81,7 @@ class DramatiqGate(Middleware):
         # The key is that of the arguments as a worker reads them: it gets no member of an Enum, only its value.
         read = Message.decode(record)
         line = self._gated.line(read.actor_name, read.args, read.kwargs)
-        if line is None:
-            return True
-        try:
-            return self._lines.ask(self._lines.lines.arrive(line, message.message_id, record))
-        except StorageUnavailable as error:
-            # The broker keeps it as well, and the limit is checked again at its start.
-            logger.warning("message %s goes to the broker without a limit check: %s", message.message_id, error)
-            return True
+        return line is None or self._lines.passes(line, "message", message.message_id, record)
 
     def _publish(self, message: bytes) -> None:
         self._enqueue(Message.decode(message))
@@ -159,10 +152,7 @@ class DramatiqGate(Middleware):
     def after_skip_message(self, broker: Broker, message: MessageProxy) -> None:
         # Of those that failed, as too old ones do, no copy waits in line.
         if message.failed and (line := self._gated.line(message.actor_name, message.args, message.kwargs)):
-            try:
-                self._lines.ask(self._lines.lines.forget(line, message.message_id))
-            except StorageUnavailable as error:
-                logger.warning("skipped message %s keeps its place in line for a while: %s", message.message_id, error)
+            self._lines.forget(line, "skipped message", message.message_id)
 
     # -------------------------------------------------------------------------------------------------------- limits
 

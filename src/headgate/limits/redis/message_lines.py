@@ -287,6 +287,22 @@ class BlockingLines(_LineClient):
             except Exception as error:
                 resume = partial(steps.throw, error)
 
+    def passes(self, line: BucketLine, what: str, id: str, message: bytes) -> bool:
+        """Return whether a message may go to the broker now; otherwise it waits in line. `what` it is, for the log."""
+        try:
+            return self.ask(self.lines.arrive(line, id, message))
+        except StorageUnavailable as error:
+            # The broker keeps it as well, and the limit is checked again at its start.
+            logger.warning("%s %s goes to the broker without a limit check: %s", what, id, error)
+            return True
+
+    def forget(self, line: BucketLine, what: str, id: str) -> None:
+        """Remove a message from the line: it will never start."""
+        try:
+            self.ask(self.lines.forget(line, id))
+        except StorageUnavailable as error:
+            logger.warning("%s %s keeps its place in line for a while: %s", what, id, error)
+
     def start(self) -> None:
         """Release waiting messages in a thread, until `stop`."""
         self._stopping.clear()
