@@ -115,7 +115,7 @@ class Settings:
             if getattr(self, name) is not None:
                 parse_count(getattr(self, name), name, most=MOST_SLOTS)
         if self.name is not None:
-            require_process_name(self.name, "name")
+            require_process_name(self.name)
         release = self.release
         if release is not None and not (
             isinstance(release, str) and 1 <= len(release) <= MAX_RELEASE and release.isprintable()

@@ -679,7 +679,7 @@ class Admin(Readings):
         Names need not be unique: a node whose name another one has is steered by its id. Raises DeclarationError for a
         name that is not 1 to 200 printable characters without spaces, NodeNotFound, AmbiguousNode.
         """
-        require_process_name(name, "name")
+        require_process_name(name)
         record = find_node(await self._storage.nodes(), node)
         audit_record = AuditRecord(self.actor, "rename", "node", record.name, f"{name} ({record.id})")
         changed = await self._storage.rename_node(record.id, name, audit_record=audit_record)

@@ -207,11 +207,11 @@ def process_name() -> str:
     return f"{host[: MAX_PROCESS_NAME - len(pid) - 1]}:{pid}"
 
 
-def require_process_name(name: object, where: str) -> None:
+def require_process_name(name: object) -> None:
     """Raise DeclarationError unless it can be the name of a process: 1 to 200 printable characters without spaces."""
     if not isinstance(name, str) or not 1 <= len(name) <= MAX_PROCESS_NAME or not name.isprintable() or " " in name:
         raise DeclarationError(
-            f"{where}={name!r:.80} is not the name of a worker: write 1 to {MAX_PROCESS_NAME} printable characters "
+            f"name={name!r:.80} is not the name of a worker: write 1 to {MAX_PROCESS_NAME} printable characters "
             "without spaces, such as mail-1"
         )
 
