@@ -78,7 +78,6 @@ class _Demonstration:
         self._scene = scene
         self._screen = screen
         self._clock = clock
-        self._app = app
         self._admin: Admin = app.admin
         self._task = app.tasks["sync_tenant"]
         self._log = log
