@@ -246,6 +246,13 @@ async def shop_on(store: str, folder: Path, url: str, **settings: str) -> AsyncI
         yield shop
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shop(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Shop]:
+    folder = tmp_path_factory.mktemp("shop")
+    async with shop_on("sqlite", folder, f"sqlite:///{folder}/shop.db") as shop:
+        yield shop
+
+
 @asynccontextmanager
 async def visiting(browser: Browser, shop: Shop, *, who: str = "ada") -> AsyncIterator[Visit]:
     """Open the dashboard. Raises for errors in its console."""

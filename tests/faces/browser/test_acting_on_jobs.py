@@ -5,31 +5,22 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from importlib.resources import files
 
 import pytest
-import pytest_asyncio
 from playwright.async_api import Browser, Route, expect
 
 from headgate import JobState
 from headgate.clock import SECOND
 from headgate.errors import JobNotFound
-from tests.faces.browser.conftest import APP, Shop, axe_violations, shop_on, visiting
+from tests.faces.browser.conftest import APP, Shop, axe_violations, visiting
 from tests.faces.browser.shop import FAIR, HOSTILE, QUEUE
 from tests.until import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 AXE = (files("axe_playwright_python") / "axe.min.js").read_text()
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shop(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Shop]:
-    folder = tmp_path_factory.mktemp("shop")
-    async with shop_on("sqlite", folder, f"sqlite:///{folder}/shop.db") as shop:
-        yield shop
 
 
 async def test_a_job_is_rescheduled_and_that_is_undone(browser: Browser, shop: Shop) -> None:

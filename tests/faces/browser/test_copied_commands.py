@@ -6,25 +6,16 @@ import asyncio
 import os
 import re
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 from playwright.async_api import Browser, Route, expect
 
-from tests.faces.browser.conftest import APP, ROOT, Shop, shop_on, visiting
+from tests.faces.browser.conftest import APP, ROOT, Shop, visiting
 from tests.faces.browser.shop import QUEUE
 from tests.faces.browser.test_dashboard import pages
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shop(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Shop]:
-    folder = tmp_path_factory.mktemp("shop")
-    async with shop_on("sqlite", folder, f"sqlite:///{folder}/shop.db") as shop:
-        yield shop
 
 
 async def run(shop: Shop, command: str) -> tuple[int, str]:

@@ -4,26 +4,18 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
-import pytest_asyncio
 from playwright.async_api import Browser, Route, expect
 
 from headgate import Job, JobState
-from tests.faces.browser.conftest import APP, Shop, shop_on, visiting
+from tests.faces.browser.conftest import APP, Shop, visiting
 from tests.faces.browser.shop import LONG
 from tests.until import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shop(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Shop]:
-    folder = tmp_path_factory.mktemp("shop")
-    async with shop_on("sqlite", folder, f"sqlite:///{folder}/shop.db") as shop:
-        yield shop
 
 
 async def has_failed(shop: Shop, id: str, times: int) -> bool:

@@ -5,18 +5,16 @@ from __future__ import annotations
 import asyncio
 import functools
 import re
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from importlib.resources import files
 from urllib.parse import parse_qs, quote, unquote, urlencode, urlsplit
 
 import pytest
-import pytest_asyncio
 from playwright.async_api import Browser, Page, Request, Route, expect
 
 from headgate import batch
 from headgate.jobs.state import JobState
-from tests.faces.browser.conftest import Shop, Visit, axe_violations, events, shop_on, visiting, with_silent_nodes
+from tests.faces.browser.conftest import Shop, Visit, axe_violations, events, visiting, with_silent_nodes
 from tests.faces.browser.shop import HOSTILE, LIMIT, QUEUE, SPARE
 from tests.internals import store_of
 from tests.until import result_within, until
@@ -28,13 +26,6 @@ SCREEN = 844
 
 KEYS = 200
 """How many keys a busy store has in these tests."""
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shop(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Shop]:
-    folder = tmp_path_factory.mktemp("shop")
-    async with shop_on("sqlite", folder, f"sqlite:///{folder}/shop.db") as shop:
-        yield shop
 
 
 def path_of(page: Page, shop: Shop) -> str:

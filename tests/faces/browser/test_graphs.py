@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator
 from importlib.resources import files
 
 import pytest
-import pytest_asyncio
 from playwright.async_api import Browser, expect
 
 from headgate import batch
-from tests.faces.browser.conftest import Shop, axe_violations, shop_on, visiting
+from tests.faces.browser.conftest import Shop, axe_violations, visiting
 from tests.until import patient, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 AXE = (files("axe_playwright_python") / "axe.min.js").read_text()
 LOOKS = (("wide", "light"), ("wide", "dark"), ("narrow", "light"))
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shop(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Shop]:
-    folder = tmp_path_factory.mktemp("shop")
-    async with shop_on("sqlite", folder, f"sqlite:///{folder}/shop.db") as shop:
-        yield shop
 
 
 async def test_the_graph_of_a_job_is_drawn_live_with_links_both_ways(browser: Browser, shop: Shop) -> None:

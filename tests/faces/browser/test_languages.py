@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator
 
 import pytest
-import pytest_asyncio
 from playwright.async_api import Browser, expect
 
 from headgate.http.languages import catalogue
-from tests.faces.browser.conftest import Shop, shop_on, visiting
+from tests.faces.browser.conftest import Shop, visiting
 from tests.faces.browser.test_dashboard import CUT_OFF, fits, pages
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
@@ -35,13 +33,6 @@ BROKEN_NAMES = """() => [...document.querySelectorAll(".node-cell b, .chip")]
 """Names of nodes and queues that take more than one line."""
 
 VALUE = re.compile(r"\\\{\w+\\\}")
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shop(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Shop]:
-    folder = tmp_path_factory.mktemp("shop")
-    async with shop_on("sqlite", folder, f"sqlite:///{folder}/shop.db") as shop:
-        yield shop
 
 
 def english(language: str) -> re.Pattern[str]:

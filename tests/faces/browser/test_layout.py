@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator
 
 import pytest
-import pytest_asyncio
 from playwright.async_api import Browser, Route, expect
 
 from headgate.clock import SECOND
 from headgate.http.static_files import STATIC
 from headgate.jobs.history import JobsStep, step_at
-from tests.faces.browser.conftest import Shop, shop_on, visiting
+from tests.faces.browser.conftest import Shop, visiting
 from tests.faces.browser.shop import FAIR, LIMIT, QUEUE
 from tests.faces.browser.test_dashboard import limit_page
 from tests.internals import store_of
@@ -79,13 +77,6 @@ MARKS = """async (marks) => {
 }"""
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shop(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Shop]:
-    folder = tmp_path_factory.mktemp("shop")
-    async with shop_on("sqlite", folder, f"sqlite:///{folder}/shop.db") as shop:
-        yield shop
 
 
 async def test_jobs_and_keys_are_rows_of_one_line_and_low_cards_on_a_phone(browser: Browser, shop: Shop) -> None:
