@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
 from datetime import timedelta
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,28 +26,11 @@ from headgate.jobs.alert import AlertRecord
 from headgate.jobs.event import AlertFailed, AlertSent, StorageFailed
 from headgate.limits.standalone.memory_buckets import MemoryBuckets
 from headgate.storage.sqlite.memory import MemoryStorage
-from headgate.storage.sqlite.storage import SqliteStorage
-from headgate.storage.store import Store
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.engine.conftest import Stores
 from tests.internals import app_on, new_node, node_of, registry_of
 
 ONCE = RetryPolicy(retries=0)
-
-Stores = Callable[[VirtualClock], Store]
-
-
-@pytest.fixture(params=["one store", "one file"])
-def stores(request: pytest.FixtureRequest, tmp_path: Path) -> Stores:
-    """What each node opens: the very same store in memory, or the same file."""
-    if request.param == "one file":
-        return lambda clock: SqliteStorage(tmp_path / "jobs.db", clock, synchronous="OFF")
-    shared: list[Store] = []
-
-    def one(clock: VirtualClock) -> Store:
-        shared.append(shared[0] if shared else MemoryStorage(clock))
-        return shared[0]
-
-    return one
 
 
 def told(messages: list[AlertMessage]) -> list[tuple[str, str]]:

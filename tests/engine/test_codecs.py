@@ -399,16 +399,6 @@ def test_an_upgrade_gets_the_decoded_arguments_and_its_errors_show_none() -> Non
 # ----------------------------------------------------------------------------------------------------- schedules
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgres"])
-def shared(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, dict[str, Any]]:
-    """A store for several apps, with their settings."""
-    if request.param == "memory":
-        return MemoryStorage(SystemClock()), {}
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'jobs.db'}", {}
-    return request.getfixturevalue("postgres_url"), {"schema": request.getfixturevalue("postgres_schema")}
-
-
 def scheduling(store: Any, card: str = SECRET, **settings: Any) -> Headgate:
     app = app_on(store, **settings)
 

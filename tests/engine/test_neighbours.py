@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -12,27 +10,10 @@ from headgate import Headgate, JobState, Mutex
 from headgate.clock import SECOND
 from headgate.jobs.event import EndingRefused, Event, JobStarted, NodeLost
 from headgate.storage.sqlite.memory import MemoryStorage
-from headgate.storage.sqlite.storage import SqliteStorage
-from headgate.storage.store import Store
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.engine.conftest import Stores
 from tests.internals import app_on, new_node
 from tests.until import result_within
-
-Stores = Callable[[VirtualClock], Store]
-
-
-@pytest.fixture(params=["one store", "one file"])
-def stores(request: pytest.FixtureRequest, tmp_path: Path) -> Stores:
-    """What each node opens: the very same store in memory, or the same file."""
-    if request.param == "one file":
-        return lambda clock: SqliteStorage(tmp_path / "jobs.db", clock, synchronous="OFF")
-    shared: list[Store] = []
-
-    def one(clock: VirtualClock) -> Store:
-        shared.append(shared[0] if shared else MemoryStorage(clock))
-        return shared[0]
-
-    return one
 
 
 def test_a_node_that_starts_takes_nothing_from_those_that_are_alive(stores: Stores) -> None:

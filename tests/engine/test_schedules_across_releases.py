@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from headgate import Cron, Every, Headgate, JobState, StrictRate, chain, current_job
-from headgate.clock import SECOND, SystemClock, from_datetime
+from headgate.clock import SECOND, from_datetime
 from headgate.jobs.event import (
     Event,
     ScheduleFailed,
@@ -81,16 +80,6 @@ async def names(app: Headgate) -> list[str]:
 
 async def names_become(app: Headgate, wanted: list[str]) -> None:
     await becomes(lambda: names(app), wanted)
-
-
-@pytest.fixture(params=["memory", "sqlite", "postgres"])
-def shared(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, dict[str, Any]]:
-    """A store for several apps, with their settings."""
-    if request.param == "memory":
-        return MemoryStorage(SystemClock()), {}
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'jobs.db'}", {}
-    return request.getfixturevalue("postgres_url"), {"schema": request.getfixturevalue("postgres_schema")}
 
 
 async def test_the_schedule_of_a_renamed_task_continues_under_its_new_name(shared: tuple[Any, dict[str, Any]]) -> None:
