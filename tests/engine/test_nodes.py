@@ -25,17 +25,18 @@ from tests.until import result_within
 HOUR = 3600
 
 
+class Counting(MemoryStorage):
+    claims = 0
+
+    async def claim(self, claim: Claim) -> Claimed:
+        self.claims += 1
+        return await super().claim(claim)
+
+
 def test_one_job_after_another_takes_one_claim_each() -> None:
     """The fault: the slot that a job freed and its ending each made the node ask for jobs, of which there were none."""
 
     async def main(clock: VirtualClock) -> None:
-        class Counting(MemoryStorage):
-            claims = 0
-
-            async def claim(self, claim: Claim) -> Claimed:
-                self.claims += 1
-                return await super().claim(claim)
-
         store = Counting(clock)
         app = app_on(store, clock=clock)
 
@@ -59,13 +60,6 @@ def test_an_idle_node_claims_only_after_changes() -> None:
     """The fault: a worker polled, so an idle one cost its database as much as a busy one, or found jobs late."""
 
     async def main(clock: VirtualClock) -> None:
-        class Counting(MemoryStorage):
-            claims = 0
-
-            async def claim(self, claim: Claim) -> Claimed:
-                self.claims += 1
-                return await super().claim(claim)
-
         store = Counting(clock)
         app = app_on(store, clock=clock)
         starts: list[int] = []
