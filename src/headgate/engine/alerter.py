@@ -138,7 +138,8 @@ class Alerter(WithServices):
             return True
         record = replace(record, tries=record.tries + 1)
         message = next_message(record, str(self._storage))
-        error = await self._sender.send(alert, message)
+        with self._registry.hooks.call_context():
+            error = await self._sender.send(alert, message)
         now, at = self._storage.now(), self._clock.now()
         if error is None:
             await self._storage.alert_tried(record, None, NEVER if alert.repeat is None else now + alert.repeat)

@@ -85,7 +85,7 @@ class Hooks:
         self.lifecycle: list[LifecycleHook] = []
         # Called in the thread of a plain handler, with the call of it; for the connections of a framework.
         self.around_thread: Callable[[Callable[[], Any]], Any] | None = None
-        # Entered for each call of a chunk, and for callbacks: they are in no attempt, and what they set is their own.
+        # Entered for calls that are in no attempt, of chunks, callbacks and alerts: what they set is to be their own.
         self.call_contexts: list[Callable[[], AbstractContextManager[object]]] = []
 
     @contextmanager

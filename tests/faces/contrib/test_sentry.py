@@ -16,6 +16,7 @@ from sentry_sdk.integrations.logging import LoggingIntegration
 from sentry_sdk.transport import Transport
 
 from headgate import (
+    AlertMessage,
     AttemptContext,
     Cancel,
     Fail,
@@ -492,6 +493,36 @@ async def test_what_a_call_of_a_chunk_or_a_callback_sets_is_not_in_later_reports
     (error,) = sent.errors
     assert error["tags"].keys() == {"headgate.task", "headgate.queue", "headgate.job_id"}
     assert "user" not in error
+
+
+def test_what_the_function_of_an_alert_sets_is_not_in_later_reports() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock, retry=AT_ONCE)
+        app.instrument(Sentry())
+        paged: list[str] = []
+
+        def page(message: AlertMessage) -> None:
+            sentry_sdk.set_tag("alert", message.subject)
+            paged.append(message.subject)
+
+        app.alert(page, on="waiting > 0")
+
+        @app.task
+        async def fail() -> None:
+            raise Fail("refused")
+
+        async with app:
+            await app.admin.queues.pause("default")
+            await fail.enqueue()
+            await asyncio.sleep(30)
+            assert paged == ["default"]
+            await app.admin.queues.resume("default")
+            await asyncio.sleep(5)
+
+    sent = init()
+    run_virtual(main)
+    (error,) = sent.errors
+    assert "alert" not in error["tags"]
 
 
 async def test_functions_around_attempts_that_were_declared_before_are_in_the_scope_of_the_attempt() -> None:
