@@ -51,7 +51,7 @@ class JsonFormatter(logging.Formatter):
             line["stack"] = self.formatStack(record.stack_info)
         extra: dict[str, Any] = {}
         for name, value in vars(record).items():
-            if name not in _ORDINARY:
+            if name not in _ORDINARY and (name not in line or line[name] is not value):
                 (extra if name in line else line)[name] = value
         if extra:
             line["extra"] = {**extra, **({"extra": line["extra"]} if "extra" in line else {})}

@@ -9,7 +9,7 @@ import sys
 from decimal import Decimal
 from typing import Any
 
-from headgate import Headgate
+from headgate import Headgate, current_job
 from headgate.jobs.event import JobRetried
 from headgate.observe.json_log import JsonFormatter, job_fields
 from headgate.observe.log import log_event
@@ -90,6 +90,37 @@ def test_a_log_line_of_a_handler_has_its_job() -> None:
     job_id = asyncio.run(main())
     assert {"job_id": job_id, "task": "work", "queue": "default", "attempt": 1}.items() <= logged[0].items()
     assert job_fields() == {}
+
+
+def test_a_line_of_the_log_of_a_job_has_its_job_once() -> None:
+    """The fault: each line had the id, the task and the attempt a second time, as `extra` that nobody had passed."""
+    app = Headgate("memory://")
+    logged: list[dict[str, Any]] = []
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            logged.append(json.loads(JsonFormatter().format(record)))
+
+    @app.task
+    async def work() -> None:
+        current_job().log.error("three items", extra={"order": 5, "note": None})
+
+    async def main() -> str:
+        async with app:
+            job = await work.enqueue()
+            await result_within(job, 5)
+        return job.id
+
+    handler, logger = Keep(), logging.getLogger("headgate.job")
+    logger.addHandler(handler)
+    try:
+        job_id = asyncio.run(main())
+    finally:
+        logger.removeHandler(handler)
+    assert logged[0].keys() == {
+        "time", "level", "logger", "message", "job_id", "task", "queue", "attempt", "order", "note",
+    }  # fmt: skip
+    assert (logged[0]["job_id"], logged[0]["order"], logged[0]["note"]) == (job_id, 5, None)
 
 
 def test_a_log_line_of_headgate_has_its_event_and_fields() -> None:
