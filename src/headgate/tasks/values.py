@@ -6,7 +6,7 @@ import dataclasses
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any, NamedTuple
 
@@ -31,8 +31,12 @@ def _encode_other(value: Any) -> Any:
     if is_model(type(value)):
         # `round_trip` leaves out computed fields; a value that does not match its field is an error.
         return msgspec.Raw(value.model_dump_json(round_trip=True, by_alias=True, warnings="error").encode())
+    # Of a subclass of a plain type, an equal value of that type comes back.
+    if isinstance(value, date | time):
+        return value.isoformat()
+    if isinstance(value, timedelta):
+        return timedelta.__pos__(value)
     if isinstance(value, str | int | float) and not isinstance(value, bool):
-        # An equal value of the plain type comes back.
         return plain(value)
     word = "key" if isinstance(value, bool | tuple | frozenset | None) else "value"  # JSON has these as values
     raise TypeError(f"a {word} of the type {type(value).__qualname__} has no JSON form")
@@ -166,7 +170,7 @@ def _common_parts(before: Any, after: Any, loose: bool) -> Iterable[tuple[str, A
     """Return the parts of two unequal values if they have the same ones; None if they differ themselves."""
     if loose and isinstance(before, (list, tuple)) and isinstance(after, (list, tuple)):
         pass
-    elif type(before) is not type(after):
+    elif type(before) is not type(after) and not (isinstance(before, datetime) and isinstance(after, datetime)):
         return None
     if isinstance(before, Decimal):
         # NaN is not equal to itself.

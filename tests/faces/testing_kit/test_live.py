@@ -250,6 +250,25 @@ def test_manual_mode_begins_at_a_frozen_time_and_has_its_own_clock(
 
 
 @pytest.mark.parametrize("frozen", [frozen_by_freezegun, frozen_by_time_machine])
+def test_the_frozen_time_is_an_argument_a_result_and_the_start_of_a_schedule(
+    frozen: Callable[[], AbstractContextManager[object]],
+) -> None:
+    """The fault: a value of the type FakeDatetime has no JSON form."""
+    app, seen = Headgate("memory://"), list[datetime]()
+
+    @app.task
+    def remind(since: datetime) -> datetime:
+        seen.append(since)
+        return datetime.now(UTC)
+
+    with frozen(), manual(app) as jobs:
+        remind.sync.schedule("hourly", Every(hours=1, start=datetime.now(UTC))).enqueue(datetime.now(UTC))
+        first = remind.sync.enqueue(datetime.now(UTC))
+        jobs.sync.travel(hours=2)
+        assert (first.result(), seen) == (NOON, [NOON] * 3)
+
+
+@pytest.mark.parametrize("frozen", [frozen_by_freezegun, frozen_by_time_machine])
 def test_a_real_engine_runs_and_keeps_its_limits_in_a_frozen_time(
     frozen: Callable[[], AbstractContextManager[object]],
 ) -> None:

@@ -64,6 +64,22 @@ class Order:
     placed_at: datetime | None = None
 
 
+class Moment(datetime):
+    """As pendulum.DateTime, and as the datetime of a test that freezes time."""
+
+
+class Day(date):
+    """As pendulum.Date."""
+
+
+class Clock(time):
+    """As pendulum.Time."""
+
+
+class Span(timedelta):
+    """As pendulum.Duration."""
+
+
 class Cat(msgspec.Struct, tag=True):
     lives: int
 
@@ -172,6 +188,13 @@ def named(value: Any) -> str:
         (Point, Point(1, 2.5)),
         (Movie, {"title": "Heat"}),
         (Pair, Pair(1, "b")),
+        # An equal value of the plain type, also in the hour that a clock repeats.
+        (datetime, Moment(2026, 1, 1, 8, 0, 0, 1)),
+        (datetime, Moment(2026, 10, 25, 2, 30, fold=1, tzinfo=ZoneInfo("Europe/Rome"))),
+        (date, Day(2026, 1, 1)),
+        (time, Clock(8, 30, 0, 1)),
+        (timedelta, Span(days=-1, microseconds=1)),
+        (list[Order], [Order([], placed_at=Moment(2026, 1, 1, tzinfo=UTC))]),
         (Address, ADDRESS),
         (Address | None, None),
         (list[Address], [ADDRESS]),
