@@ -546,7 +546,7 @@ class Admin(Readings):
         audit_record = AuditRecord(self.actor, "delete", "queue", record.queue, detail)
         # Its end may be ahead: the clock was set back, or another process reads that of the server a little apart.
         before = max(self._storage.now(), record.finished_at or 0) + 1
-        deletion = await self._storage.delete([job_id], finished_before=before, audit_record=audit_record)
+        deletion = await self._storage.delete([job_id], finished_before=before, audit=lambda _: audit_record)
         if job_id in deletion.needed:
             raise IllegalTransition(
                 f"job {job_id} is followed by a job that is not final and may read its result; delete it after that one"
@@ -626,9 +626,9 @@ class Admin(Readings):
         """Delete the final jobs that a query matches and that finished longer than `older_than` seconds ago.
 
         Instead of a query it takes job ids. Their results, attempts, log lines and audit entries are deleted with them,
-        for good; the action is recorded on their queue. It keeps jobs that an unfinished job follows, itself or by
-        their batch, because it may read their results. It deletes 200 in a commit, oldest first, and may be stopped and
-        repeated. Raises DeclarationError if the query selects jobs that are not final.
+        for good; each commit is recorded, on the queue of the query. It keeps jobs that an unfinished job follows,
+        itself or by their batch, because it may read their results. It deletes 200 in a commit, oldest first, and may
+        be stopped and repeated. Raises DeclarationError if the query selects jobs that are not final.
         """
         return await purge(
             self._storage,

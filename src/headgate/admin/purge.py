@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 
 import msgspec
 
@@ -15,6 +16,7 @@ from headgate.jobs.job import JobRecord
 from headgate.jobs.query import JobQuery
 from headgate.jobs.state import JobState
 from headgate.plural import counted
+from headgate.storage.records import Deletion
 from headgate.storage.store import Store
 
 FINAL = (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED, JobState.SKIPPED)
@@ -22,6 +24,8 @@ FINAL = (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED, JobState.SKIPP
 ALL_QUEUES = "*"
 NEEDED = "an unfinished job follows it"
 """Why a job is kept: that job, or one that follows its batch, may read its result."""
+
+Delete = Callable[[Sequence[str]], Awaitable[Deletion]]
 
 
 async def purge(
@@ -50,15 +54,14 @@ async def purge(
             async for page in pages:
                 found += sum(record.finished_at is not None and record.finished_at < before for record in page)
         return BulkResult(min(found, most), min(found, most), is_dry_run=True, is_cut=found > most)
-    work = _Purge(storage, before, most, on_progress)
-    try:
-        is_cut = not await work.delete(pages)
-    finally:
-        if work.deleted:
-            # If it is stopped, these jobs are deleted all the same.
-            detail = f"{counted(work.deleted, 'job')}, {_described(query, before)}"
-            queue = query.queue if isinstance(query, JobQuery) else None
-            await storage.add_audit_record(AuditRecord(actor, "purge", "queue", queue or ALL_QUEUES, detail))
+    queue, selected = query.queue if isinstance(query, JobQuery) else None, _described(query, before)
+
+    def audit(deleted: int) -> AuditRecord:
+        # One in each commit: a purge that is killed has deleted what it has committed.
+        return AuditRecord(actor, "purge", "queue", queue or ALL_QUEUES, f"{counted(deleted, 'job')}, {selected}")
+
+    work = _Purge(partial(storage.delete, finished_before=before, audit=audit), most, on_progress)
+    is_cut = not await work.delete(pages)
     refused = {NEEDED: work.kept} if work.kept else {}
     return BulkResult(work.deleted + work.kept, work.deleted, refused, is_cut=is_cut)
 
@@ -66,13 +69,10 @@ async def purge(
 class _Purge:
     """Counts the deleted jobs, and stops at the maximum."""
 
-    def __init__(
-        self, storage: Store, before: int, most: int, on_progress: Callable[[BulkResult], None] | None
-    ) -> None:
+    def __init__(self, delete: Delete, most: int, on_progress: Callable[[BulkResult], None] | None) -> None:
         self.deleted = 0
         self.kept = 0
-        self._storage = storage
-        self._before = before
+        self._delete = delete
         self._most = most
         self._on_progress = on_progress
 
@@ -86,7 +86,7 @@ class _Purge:
                 ids = left[: self._most - self.deleted]
                 if not ids:
                     return False
-                deletion = await self._storage.delete(ids, finished_before=self._before)
+                deletion = await self._delete(ids)
                 self.deleted += len(deletion.deleted)
                 needed |= deletion.needed
                 if self._on_progress is not None and deletion.deleted:

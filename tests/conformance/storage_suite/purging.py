@@ -20,17 +20,21 @@ class PurgingConformance(Conformance):
         await store_user.succeed(*await store_user.take(2))
         clock.advance(1)
         asked = [done, waiting, "no-such-job"]
-        record = AuditRecord("ada", "delete", "queue", "default", "one job")
-        deletion = await store_user.storage.delete(asked, finished_before=clock.now(), audit_record=record)
+
+        def audit(deleted: int) -> AuditRecord:
+            return AuditRecord("ada", "purge", "queue", "default", f"{deleted} job")
+
+        deletion = await store_user.storage.delete(asked, finished_before=clock.now(), audit=audit)
         assert (deletion.deleted, deletion.needed) == (frozenset({done}), frozenset[str]())
         assert await store_user.storage.job(done) is None
         assert await store_user.storage.job(other) is not None
         assert await store_user.storage.job(waiting) is not None
         counts = await store_user.counts()
         assert (counts.waiting, counts.succeeded) == (1, 1)
-        again = await store_user.storage.delete([done], finished_before=clock.now(), audit_record=record)
+        again = await store_user.storage.delete([done], finished_before=clock.now(), audit=audit)
         assert not again.deleted
-        assert len(await store_user.storage.audit_log(AuditFilter(subject="default", count=10))) == 1
+        entries = await store_user.storage.audit_log(AuditFilter(subject="default", count=10))
+        assert [each.detail for each in entries] == ["1 job"]
 
     async def test_deleted_jobs_are_selected_by_their_end_and_not_by_their_retention(
         self, store_user: StoreUser, clock: ManualClock

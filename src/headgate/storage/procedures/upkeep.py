@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -136,19 +136,19 @@ async def prune(
 
 
 async def delete(
-    tx: Transaction, ids: Sequence[str], *, finished_before: int, audit_record: AuditRecord | None = None
+    tx: Transaction, ids: Sequence[str], *, finished_before: int, audit: Callable[[int], AuditRecord] | None = None
 ) -> Deletion:
     """Delete those of these jobs that finished before then, whatever their retention, in one commit.
 
     Kept are jobs whose results an unfinished job may read, and jobs that another open transaction has locked. What
-    they held is released. Fewer jobs are deleted at once if they have logged much. The audit record is stored if a job
-    was deleted.
+    they held is released. Fewer jobs are deleted at once if they have logged much. `audit` returns the audit record of
+    a deletion of so many jobs.
     """
     needed = frozenset(await tx.ids("needed", ids=list(ids)))
     found = await tx.fetch(_PRUNABLE, "deletable", ids=[id for id in ids if id not in needed], before=finished_before)
     deleted = await _delete(tx, found, finished_before)
-    if deleted:
-        await add_audit_record(tx, audit_record)
+    if deleted and audit is not None:
+        await add_audit_record(tx, audit(len(deleted)))
     return Deletion(frozenset(deleted), needed)
 
 
