@@ -149,6 +149,8 @@ class Settings:
             )
         if self.log_level not in logging.getLevelNamesMapping():
             raise DeclarationError(f"log_level={self.log_level!r} must be a level name of logging, such as INFO")
+        if self.synchronous not in ("FULL", "NORMAL", "EXTRA", "OFF"):
+            raise DeclarationError(f"synchronous={self.synchronous!r} must be FULL, NORMAL, EXTRA or OFF")
         for name in ("history", "throttle_events", "log_jobs", "migrate"):
             value = getattr(self, name)
             if not isinstance(value, bool) and (name in ("history", "throttle_events") or value is not None):

@@ -206,6 +206,7 @@ def test_an_app_has_a_url_and_no_store_of_ones_own() -> None:
         ("history", "maybe"),
         ("max_payload", "10"),
         ("connections", "1"),
+        ("synchronous", "fast"),
     ],
 )
 def test_an_invalid_variable_is_named(name: str, text: str) -> None:

@@ -110,8 +110,6 @@ class SqliteStorage(Store):
     migrates_when_opened = True
 
     def __init__(self, path: str | Path, clock: Clock, *, synchronous: str = "FULL", patience: float = 30.0) -> None:
-        if synchronous not in ("FULL", "NORMAL", "EXTRA", "OFF"):
-            raise ValueError(f"synchronous={synchronous!r} of a SQLite storage must be FULL, NORMAL, EXTRA or OFF")
         super().__init__(clock)
         self.live: CachedRules = CachedRules()
         self.path: Path = Path(path).absolute()
