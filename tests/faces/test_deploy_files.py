@@ -241,6 +241,17 @@ def test_compose_has_the_database_of_the_app(project: Project) -> None:
     assert (project.folder / "headgate.env").stat().st_mode & 0o777 == 0o600
 
 
+@only_postgres
+def test_compose_listens_to_its_own_database(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fault: the variable of the shell was copied, so its containers listened to the database of production."""
+    monkeypatch.setenv("HEADGATE_LISTEN_URL", "postgresql://ada@db.internal/shop")
+    for name in ("headgate.env", "headgate-worker.env"):
+        (project.folder / name).unlink()
+    project.write_again()
+    assert "HEADGATE_LISTEN_URL" not in project.settings("headgate.env")
+    assert project.settings("headgate-worker.env")["HEADGATE_LISTEN_URL"] == "postgresql://ada@db.internal/shop"
+
+
 def run(project: Project, words: Sequence[str], settings: dict[str, str], folder: Path) -> subprocess.Popen[str]:
     plain = {name: value for name, value in os.environ.items() if not name.startswith(("HEADGATE_", "PYTHON"))}
     return subprocess.Popen(words, cwd=folder, env=plain | settings, stderr=subprocess.PIPE, text=True)

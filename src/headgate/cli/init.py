@@ -91,6 +91,9 @@ def docker(app: Headgate, target: str, queues: Queues, image: str | None) -> Pla
     notes += [] if _installs() else [NOTHING_INSTALLED]
     settings = _settings_of_shell()
     is_named_in_code = settings.pop("HEADGATE_URL", None) is None
+    if not is_named_in_code:
+        # It leads to the database of that URL, and the containers have another one.
+        settings.pop("HEADGATE_LISTEN_URL", None)
     settings["HEADGATE_DASHBOARD_USERS"] = f"admin:admin:{PasswordHash.of(password)}"
     file = app._client.address.file
     if file is None:
@@ -145,19 +148,16 @@ def systemd(app: Headgate, target: str, queues: Queues) -> Plan:
     settings = _settings_of_shell()
     lines = [f"{name}={shlex.quote(value)}" for name, value in settings.items()]
     if "HEADGATE_URL" not in settings:
-        lines.insert(
-            0,
-            f"# The app names its store itself. Otherwise: HEADGATE_URL={'sqlite:////path' if file else 'postgresql://…'}",
-        )
+        url = "sqlite:////path" if file else "postgresql://…"
+        lines.insert(0, f"# The app names its store itself. Otherwise: HEADGATE_URL={url}")
     following = [
         *([] if file else [f"headgate migrate {target}"]),
         "sudo cp headgate-worker@.service /etc/systemd/system/",
         "sudo systemctl daemon-reload",
         "sudo systemctl enable --now headgate-worker@1",
     ]
-    env = "\n".join(lines)
     notes = [] if "HEADGATE_URL" in settings else [_named_in_code(app, "headgate-worker.env")]
-    return Plan({"headgate-worker@.service": unit}, following, notes, ("headgate-worker.env", f"{env}\n"))
+    return Plan({"headgate-worker@.service": unit}, following, notes, ("headgate-worker.env", "\n".join([*lines, ""])))
 
 
 @init.command()
