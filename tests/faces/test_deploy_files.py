@@ -192,6 +192,11 @@ def test_workers_are_scaled_by_a_metric_that_exists(project: Project) -> None:
     (trigger,) = scaled["spec"]["triggers"]
     (name,) = re.findall(r"headgate_\w+", trigger["metadata"]["query"])
     assert name in {metric.name for metric in READ}
+    # Else a deploy with headgate.yaml undoes the scaling.
+    name = scaled["spec"]["scaleTargetRef"]["name"]
+    (workers,) = [each for each in project.yaml("headgate.yaml") if each["metadata"]["name"] == name]
+    warned = f"`replicas` of {name} in headgate.yaml: each time that file is applied, the\n# workers would go back to "
+    assert f"{warned}{workers['spec']['replicas']}.\n" in project.text("keda.yaml")
 
 
 @only_postgres
