@@ -314,17 +314,18 @@ def test_a_limiter_that_a_thread_has_used_first_serves_the_loops_on_which_its_ap
 async def test_a_limiter_in_redis_is_used_again_when_its_app_is_opened_again(redis_url: str) -> None:
     """The fault: on the same event loop, as in a notebook, its calls raised StorageUnavailable from then on.
 
-    Later it also opened the store while the app was closed: nobody closed that, and no other event loop could use it.
+    Later it also opened the store while the app was closed, or not open yet: nobody closed that, and no other event
+    loop could use it.
     """
     app = Headgate("memory://")
     name = f"loops-{uuid4().hex}"
     app.limit(name, StrictRate("2/h", store=redis_url))
     limiter, taken = app.limiter(name), list[bool]()
     for _ in range(3):
-        async with app:
-            taken.append(bool(await limiter.try_acquire()))
         with pytest.raises(StorageUnavailable, match="not open"):
             await limiter.try_acquire()
+        async with app:
+            taken.append(bool(await limiter.try_acquire()))
     assert taken == [True, True, False]
 
 

@@ -274,9 +274,10 @@ class HomeLoop:
         home, loop = self._home, None if self.find is None else self.find()
         if loop is not None and not loop.is_running():
             loop = None
-        if loop is not None and home is not None:
-            # The store is opened before each call: the app closes it at its end, and may have been opened again.
-            home.session.is_open = False
+        # The store of an app is opened before each call, as the app may have closed it since; never while it is closed.
+        is_open = self.find is not None and loop is None
+        if self.find is not None and home is not None:
+            home.session.is_open = is_open
         if home is not None and home.loop is running and loop in (None, running):
             return home
         pid = os.getpid()
@@ -304,6 +305,7 @@ class HomeLoop:
             if home is None:
                 running = loop or (None if self._was_left else running)
                 home = self._home = _Home(running or asyncio.new_event_loop(), self._begin())
+                home.session.is_open = is_open
                 if running is None:
                     home.thread = threading.Thread(target=home.loop.run_forever, name="headgate-limiter", daemon=True)
                     home.thread.start()
