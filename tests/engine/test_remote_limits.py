@@ -256,6 +256,29 @@ def test_unused_starts_are_returned() -> None:
     run_virtual(main)
 
 
+def test_the_return_of_unused_starts_does_not_delay_other_keys() -> None:
+    """The fault: they were returned one after another, and no start was fetched before the last of them."""
+
+    async def main(clock: VirtualClock) -> None:
+        shared = Shared(clock, delay=0.05)
+        app = Headgate("memory://", clock=clock)
+
+        @app.task(limits=[StrictRate("10/h", name="api", key="{tenant}", store=shared), StrictRate("1/h")])
+        async def call(tenant: str) -> None: ...
+
+        @app.task(limits=[StrictRate("10/h", name="other", store=shared)])
+        async def note() -> None: ...
+
+        async with app:
+            await call.enqueue_many([(f"t{number}",) for number in range(40)])
+            await asyncio.sleep(0.5)
+            began = clock.monotonic()
+            await (await note.enqueue()).result()
+            assert clock.monotonic() - began < SECOND // 2
+
+    run_virtual(main)
+
+
 def test_unused_starts_are_returned_once_the_store_is_called_again() -> None:
     """The fault: those that were to be given back while it was not called, after a failure, counted as used."""
 

@@ -306,7 +306,7 @@ class StoreFetcher(WithServices):
     ) -> None:
         """Give back the starts that were replaced, and after so many seconds those that no job has taken."""
         for deposit, balance in zip(deposits, replaced, strict=False):
-            self._give_back(deposit.ref, balance.charged_at, balance.left)
+            await self._give_back(deposit.ref, balance.charged_at, balance.left)
         await sleep(self._clock, seconds)
         # Of a key that was fetched again meanwhile, less is known to be taken: withdrawing finds what is left.
         taken = [self._taken.pop(each.ref, 0) for each in deposits]
@@ -321,12 +321,17 @@ class StoreFetcher(WithServices):
             self._publish_failure("withdrawing starts", error)
             return
         for deposit, cost in zip(unused, left, strict=True):
-            self._give_back(deposit.ref, deposit.balance.charged_at, cost)
+            await self._give_back(deposit.ref, deposit.balance.charged_at, cost)
 
-    def _give_back(self, ref: BucketRef, charged_at: int, cost: int) -> None:
+    async def _give_back(self, ref: BucketRef, charged_at: int, cost: int) -> None:
         # Nothing was charged without the store.
         if cost and charged_at:
-            self.amend(Amendment(ref, charged_at, cost, charged_at, 0))
+            amendment = Amendment(ref, charged_at, cost, charged_at, 0)
+            # Beside the fetches, which would wait for those of many keys. In a pause of the store nothing waits for it.
+            if self._holds_back:
+                self.amend(amendment)
+            else:
+                await self._amend(amendment)
 
     async def _amend(self, amendment: Amendment) -> None:
         ref = amendment.ref
@@ -341,8 +346,7 @@ class StoreFetcher(WithServices):
         # A failed refund loses budget; every failure is published.
         is_sent = await self._send(amend, "amending a start in a limit store")
         if amendment.is_refused and bucket.rule.adapts:
-            refuse = self._store.refuse(bucket, amendment.charged_at)
-            await self._send(refuse, "noting a refusal in a limit store")
+            await self._send(self._store.refuse(bucket, amendment.charged_at), "noting a refusal in a limit store")
         if is_sent and amendment.actual < amendment.cost:
             await self._ask_sooner(ref)
 

@@ -131,14 +131,6 @@ class HistoryWriter:
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(self._arm_for_threads)
 
-    def _count_of_threads(self) -> None:
-        """Add what threads have enqueued to the steps."""
-        with self._threads_lock:
-            counts, self._of_threads = self._of_threads, Counter()
-        for (at, queue, task), count in counts.items():
-            step = self._steps.setdefault(at, HistoryStep(at))
-            step.tallies[queue, task].enqueued += count
-
     def note_started(self, jobs: Sequence[ClaimedJob]) -> None:
         """Count claimed jobs and their charges."""
         if not self._is_on or not jobs:
@@ -287,7 +279,11 @@ class HistoryWriter:
 
     async def _write(self) -> None:
         """Repeat the write without a reply first, then write the waiting steps, oldest first."""
-        self._count_of_threads()
+        with self._threads_lock:
+            counts, self._of_threads = self._of_threads, Counter()
+        for (at, queue, task), count in counts.items():
+            step = self._steps.setdefault(at, HistoryStep(at))
+            step.tallies[queue, task].enqueued += count
         counted, self._steps, self._latest = self._steps, {}, None
         for at, step in counted.items():
             if at in self._waiting:
