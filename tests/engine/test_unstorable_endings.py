@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from headgate import Headgate, JobContext, JobFailed, RateLimit, RetryPolicy, StrictRate, current_job
+from headgate.clock import SystemClock
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import Event, StorageFailed
 from headgate.jobs.lifecycle import Ending, Finished
@@ -140,3 +141,32 @@ def test_a_debt_beyond_the_range_of_a_database_is_cut_when_a_rate_is_lowered() -
         opens_at, after = slow.take(owed, 0)
         assert 1 << 60 < opens_at < 1 << 63
         assert slow.idle_at(after) < 1 << 63
+
+
+class SlowStorage(MemoryStorage):
+    """A statement that stores more than so many characters of results reaches its timeout."""
+
+    most = 50_000_000
+
+    async def finish(
+        self, node: str, endings: Sequence[Ending], rules: Mapping[str, AnyRule] = NO_RULES
+    ) -> Sequence[bool | None]:
+        if sum(len(each.result or "") for each in endings if isinstance(each, Finished)) > self.most:
+            raise StorageUnavailable("canceling statement due to statement timeout")
+        return await super().finish(node, endings, rules)
+
+
+async def test_large_results_that_end_at_once_are_stored_in_several_commits() -> None:
+    """They once took longer than a statement may, all together, and were written again without an end."""
+    app = app_on(SlowStorage(SystemClock()), max_payload=20_000_000, slots=10)
+    sizes = [10, *[12_000_000] * 6, 10]
+    have_all = asyncio.Barrier(len(sizes))
+
+    @app.task
+    async def render(size: int) -> str:
+        await have_all.wait()
+        return "x" * size
+
+    async with app:
+        jobs = await render.enqueue_many([(size,) for size in sizes])
+        assert [len(await result_within(job)) for job in jobs] == sizes

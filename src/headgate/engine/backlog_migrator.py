@@ -291,21 +291,19 @@ class BacklogMigrator(WithServices):
         """Return the change for a job whose payload is in the folder; None if that cannot be read, now or ever."""
         assert self._large_payloads is not None
         job = move.job
-        if self._clock.monotonic() < self._folder_again_at:
-            self._not_yet.add(subject_of(job.task, job.queue))
-            return None
         try:
-            payload = await self._large_payloads.load(job.payload, f"the payload of job {job.id}")
+            if self._clock.monotonic() >= self._folder_again_at:
+                payload = await self._large_payloads.load(job.payload, f"the payload of job {job.id}")
+                return self._change(move._replace(job=replace(job, payload=payload)))
         except FolderUnavailable as error:
             if self._clock.monotonic() >= self._folder_again_at:
                 self._publish_failure("moving a backlog", error)
             self._folder_again_at = self._clock.monotonic() + FOLDER_PAUSE
-            self._not_yet.add(subject_of(job.task, job.queue))
-            return None
         except PayloadError as error:
             self._skip(job, error)
             return None
-        return self._change(move._replace(job=replace(job, payload=payload)))
+        self._not_yet.add(subject_of(job.task, job.queue))
+        return None
 
     def _change(self, move: _Move) -> LimitSetChange | None:
         """Return the change for a job; None if its limits cannot be computed: it stays as it is and does not start."""

@@ -9,6 +9,7 @@ import secrets
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from hashlib import blake2b
@@ -284,9 +285,8 @@ class LargePayloads:
 class _Failures:
     """Objects or days that a sweep could not delete: the first error, and how many there were in a row."""
 
-    def __init__(self) -> None:
-        self.first: FolderUnavailable | None = None
-        self.in_a_row = 0
+    first: FolderUnavailable | None = None
+    in_a_row = 0
 
     def add(self, error: FolderUnavailable) -> None:
         """Count a failure. Raises the first one after too many in a row."""
@@ -298,13 +298,10 @@ class _Failures:
 
 def _reference(text: str, what: str) -> tuple[str, str]:
     """Return the content and the name of the object that a text refers to. Raises PayloadError if that is damaged."""
-    try:
-        found = _REFERENCE.fullmatch(read_encoded(text).data.decode())
-    except ValueError:
-        found = None
-    if found is None:
-        raise PayloadError(f"{what} cannot be read: its place in the folder of large payloads is damaged")
-    return found[1], found[2]
+    with suppress(ValueError):
+        if found := _REFERENCE.fullmatch(read_encoded(text).data.decode()):
+            return found[1], found[2]
+    raise PayloadError(f"{what} cannot be read: its place in the folder of large payloads is damaged")
 
 
 def _content(data: bytes) -> str:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import compress
+from itertools import accumulate, compress
 
 from msgspec.structs import replace
 
 from headgate.clock import SECOND, sleep, wait_for_event
 from headgate.engine.bus import publish_use
-from headgate.engine.reporter import Reporter
+from headgate.engine.reporter import CHARACTERS_AT_ONCE, Reporter
 from headgate.engine.services import Services, WithServices
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import EndingRefused, JobFailure, JobFinished, JobRetried, JobReturned
@@ -82,7 +82,7 @@ class Recorder(WithServices):
         failures = 0
         while True:
             await self._wait()
-            self._writing, self._endings = self._endings, []
+            self._take()
             amendments, self._amendments = self._amendments, []
             try:
                 if amendments:
@@ -126,6 +126,14 @@ class Recorder(WithServices):
         else:
             await self._wakeup.wait()
         self._wakeup.clear()
+
+    def _take(self) -> None:
+        """Take the endings that are written next, with results of about as much as one commit stores."""
+        ends = accumulate(len(each[1].result or "") if isinstance(each[1], Finished) else 0 for each in self._endings)
+        count = max(1, sum(end <= CHARACTERS_AT_ONCE for end in ends))
+        self._writing, self._endings = self._endings[:count], self._endings[count:]
+        if self._endings:
+            self._wakeup.set()
 
     def _keep_locked(self, locked: Sequence[_Ended]) -> None:
         """Keep endings whose jobs are locked by another transaction, to write them again after 0.1 s."""

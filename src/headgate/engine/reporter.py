@@ -23,7 +23,7 @@ REPORT_EVERY = 1.0
 """Seconds between two reports of running attempts."""
 
 CHARACTERS_AT_ONCE = 4_000_000
-"""About how much is stored in one commit, so that other writers do not wait long."""
+"""About how much is stored in one commit: other writers do not wait long, and no statement reaches its timeout."""
 
 
 _reporters: WeakSet[Reporter] = WeakSet()
