@@ -271,6 +271,15 @@ def test_what_is_in_a_folder_is_shown_as_such_and_read_only_with_decode(
     (decoded,) = answer("jobs", "show", "--app", project.target, paid, "--decode")
     assert (decoded["payload"], decoded["result"]) == ({"card": card}, f"paid with {card}")
 
+    # A folder that is not mounted once hid all jobs that were asked for.
+    other = project.do(_enqueued)
+    (tmp_path / "large").rename(tmp_path / "away")
+    refused = call("jobs", "show", "--app", project.target, paid, other, "--decode")
+    assert refused.exit_code == 1
+    assert refused.output.count("[encoded: folder]") == 2
+    assert SECRET in refused.output
+    assert f"job {paid}: reading in the folder of large payloads" in refused.output
+
 
 async def test_the_dashboard_never_shows_what_is_in_a_folder() -> None:
     pytest.importorskip("fsspec")

@@ -286,7 +286,7 @@ async def _details(admin: Admin, id: str, *, refused: list[str] | None) -> tuple
     if refused is not None:
         try:
             details = replace(details, record=await _decoded(admin, details.record))
-        except PayloadError as error:
+        except (PayloadError, StorageUnavailable) as error:  # such as FolderUnavailable
             refused.append(f"job {id}: {error}")
     return details, await admin.explain(id)
 
@@ -521,7 +521,7 @@ def _as_data(details: JobDetails, reason: str) -> dict[str, object]:
 
 
 async def _decoded(admin: Admin, record: JobRecord) -> JobRecord:
-    """Return a job with its payload and result in clear. Raises PayloadError if the app cannot decode them."""
+    """Return a job with its payload and result in clear. Raises PayloadError, FolderUnavailable."""
     result = None if record.result is None else await admin.loaded(record.result)
     return structs.replace(record, payload=await admin.loaded(record.payload), result=result)
 
