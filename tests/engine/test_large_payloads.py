@@ -29,6 +29,7 @@ from headgate import (
     Headgate,
     JobFailed,
     JobState,
+    NotOpen,
     PayloadError,
     PayloadFolder,
     RateLimit,
@@ -48,7 +49,7 @@ from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.forked import answer_of_forked_child
 from tests.internals import app_on, client_of, store_of, writer_of
-from tests.until import patient, result_within
+from tests.until import patient, result_within, until
 
 ONCE = RetryPolicy(retries=0)
 TEXT = "a fine long letter "
@@ -496,6 +497,22 @@ async def test_writes_that_hang_end_after_one_timeout_and_the_rest_does_not_star
             assert timeouts == [0.2] * AT_ONCE, "those at once, and none after them"
         finally:
             folder.answers.set()
+
+
+async def test_calls_that_wait_for_a_thread_when_the_app_is_closed_say_so() -> None:
+    """They once ended as if somebody had cancelled them, which a task group passes over in silence."""
+    folder = Folder()
+    app = Headgate("memory://", large_payloads=folder)
+    echo = declare_echo(app)
+    async with app.open():
+        await echo.enqueue(LARGE)
+        folder.answers = threading.Event()
+        writes = [asyncio.create_task(echo.enqueue(LARGE)) for _ in range(AT_ONCE + 3)]
+        await until(lambda: len(folder.done) == 1 + AT_ONCE)
+    folder.answers.set()
+    ended = await asyncio.gather(*writes, return_exceptions=True)
+    assert [type(each) for each in ended[AT_ONCE:]] == [NotOpen] * 3
+    assert not any(isinstance(each, asyncio.CancelledError) for each in ended)
 
 
 def let_each_take(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:

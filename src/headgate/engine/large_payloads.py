@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from headgate.clock import Clock, sleep, to_datetime, wait_until_done
 from headgate.engine.bus import publish_storage_failure
 from headgate.engine.services import Services
-from headgate.errors import FolderUnavailable, PayloadError, StorageUnavailable
+from headgate.errors import FolderUnavailable, NotOpen, PayloadError, StorageUnavailable
 from headgate.jobs.encoded import FOLDER, codecs_of, is_encoded, is_in_folder, read_encoded, write_encoded
 from headgate.jobs.job import NewJob
 from headgate.jobs.uniqueness import replaces
@@ -253,15 +253,13 @@ class LargePayloads:
     # ------------------------------------------------------------------------------------------------ threads
 
     async def _run(self, doing: str, work: Callable[[], T], timeout: float | None = None) -> T:
-        """Return what `work` returns in a thread. Raises FolderUnavailable for its errors.
+        """Return what `work` returns in a thread. Raises FolderUnavailable for its errors; NotOpen if the app closes.
 
         The wait for a free thread counts as part of its `timeout` (default: that of the folder): others may not answer.
         """
         timeout = self._folder.timeout if timeout is None else timeout
-        threads = self._own_threads()
-        if threads is None:
-            threads = self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="headgate-payloads")
-        running = in_thread(threads, work)
+        self._threads = self._own_threads() or ThreadPoolExecutor(AT_ONCE, thread_name_prefix="headgate-payloads")
+        running = in_thread(self._threads, work)
         # After a timeout no caller reads its error.
         running.add_done_callback(read_error)
         try:
@@ -272,6 +270,9 @@ class LargePayloads:
             running.cancel()
         try:
             return running.result()
+        except asyncio.CancelledError:
+            # It waited for a thread when the app was closed; nobody has cancelled the caller.
+            raise NotOpen from None
         except Exception as error:  # fsspec raises what the package of the scheme raises
             raise FolderUnavailable(self._folder.shown_url, doing, f"{type(error).__name__}: {error}") from error
 
