@@ -511,6 +511,44 @@ async def test_resources_of_a_thread_stay_open_until_the_thread_ends() -> None:
         assert happened == ["used", "closed", "closed"]
 
 
+@pytest.mark.parametrize("is_user", [False, True], ids=["timeout", "cancelled"])
+async def test_a_thread_that_ends_after_its_attempt_commits_nothing(is_user: bool) -> None:
+    """The fault: a job that had timed out was tried again, and what both attempts had written was committed."""
+    app = Headgate("memory://", concurrency=1)
+    happened: list[str] = []
+    started, release = threading.Event(), threading.Event()
+
+    @app.resource(scope="attempt")
+    async def session() -> AsyncIterator[Session]:
+        try:
+            yield Session(Pool())
+            happened.append("committed")
+        except asyncio.CancelledError:
+            happened.append("rolled back")
+            raise
+
+    @app.task(retry=RetryPolicy(retries=0))
+    def stubborn(session: Session = INJECTED) -> None:
+        started.set()
+        release.wait(patient(10))
+
+    @app.task
+    async def next_one() -> None: ...
+
+    async with app:
+        try:
+            job, after = await stubborn.using(timeout=60 if is_user else 0.2).enqueue(), await next_one.enqueue()
+            if is_user:
+                assert await asyncio.to_thread(started.wait, patient(10))
+                await job.cancel()
+            with pytest.raises(JobCancelled if is_user else JobFailed):
+                await result_within(job, 5)
+        finally:
+            release.set()
+        await result_within(after, 5)
+        assert happened == ["rolled back"]
+
+
 def test_handlers_and_plain_generators_work_the_same() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)

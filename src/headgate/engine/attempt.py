@@ -437,15 +437,13 @@ class RunningAttempt:
 
     def _result_of_child(self, outcome: Outcome) -> Any:
         """Return or raise for the hooks what the function in the child returned or raised."""
-        match outcome:
-            case Succeeded():
-                return self.result
-            case _ if self.error is None:
-                # It was too late, or the attempt was cancelled.
-                raise _TooLate
-            case _:
-                self._child_failure = outcome
-                raise self.error
+        if isinstance(outcome, Succeeded):
+            return self.result
+        if self.error is None:
+            # It was too late, or the attempt was cancelled.
+            raise _TooLate
+        self._child_failure = outcome
+        raise self.error
 
     @property
     def start_decision(self) -> StartDecision:
@@ -528,6 +526,8 @@ class RunningAttempt:
                     result = await self._function()(*arguments, **named, **resources)
                 else:
                     result = await self._in_thread(arguments, {**named, **resources})
+                    if self.cause is not None:
+                        raise asyncio.CancelledError  # The attempt has not succeeded: they must not commit for it.
                 stored = self._stored(result)
             except BaseException as error:
                 failure = error
