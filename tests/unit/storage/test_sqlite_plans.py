@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,7 @@ async def test_what_is_known_of_the_tables_does_not_change_how_a_job_is_found(tm
     async with app.open():
         await sync.enqueue_many([(str(number % 3),) for number in range(jobs)])
     before = plans(file)
-    with sqlite3.connect(file) as connection:
+    with closing(sqlite3.connect(file)) as connection:
         connection.execute("ANALYZE")
     after = plans(file)
     assert "SEARCH job USING INTEGER PRIMARY KEY (rowid=?)" in before["heads"]
@@ -75,7 +76,7 @@ async def test_the_jobs_of_a_batch_are_found_without_other_jobs_and_batches(tmp_
             first, second = send.call(1), batch([send.call(2)])
             await batch([first, second, send.call(3).after(first, second)]).enqueue()
     if analyzed:
-        with sqlite3.connect(file) as connection:
+        with closing(sqlite3.connect(file)) as connection:
             connection.execute("ANALYZE")
     found = plans(file)
     jobs = {step for step in found["jobs_of_batch"] if " job " in step}
