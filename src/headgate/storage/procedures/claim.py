@@ -346,11 +346,17 @@ class SnapshotClaim:
         """Lock lanes that no other transaction has locked, and return them as they are now."""
         if self._tx.has_one_writer:
             return list(visits)
-        visits = await self._lock_groups(visits)
-        most = len(visits)
-        # Instead of lanes that others have locked, it locks the next ones in line, if all their buckets are locked.
-        next_in_line = [row for row in self._plan.next_in_line if self._buckets.with_homes(row.buckets) <= refs]
-        visits = [*visits, *map(LaneVisit, next_in_line)]
+        held = await self._lock_first(await self._lock_groups(visits), len(visits))
+        missing = len(visits) - len(held)
+        if missing and self._plan.next_in_line:
+            # The next ones in line, if all their buckets are locked.
+            rows = [row for row in self._plan.next_in_line if self._buckets.with_homes(row.buckets) <= refs]
+            held += await self._lock_first([LaneVisit(row) for row in rows], missing)
+            self._visits.update((visit.row.id, visit) for visit in held)
+        return held
+
+    async def _lock_first(self, visits: Sequence[LaneVisit], most: int) -> list[LaneVisit]:
+        """Lock the first of these lanes that are free, at most so many."""
         rows = await self._tx.fetch(
             _HELD_LANES,
             "lock_lanes",
@@ -364,7 +370,6 @@ class SnapshotClaim:
             raise ClaimConflict
         newest = {row.id: row for row in rows}
         held = [visit for visit in visits if visit.row.id in newest]
-        self._visits.update((visit.row.id, visit) for visit in held)
         for visit in held:
             row, newer = visit.row, newest[visit.row.id]
             row.waiting, row.version = newer.waiting or 0, newer.version or 0
