@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from itertools import chain
 from typing import Any, TypeVar
@@ -606,6 +607,20 @@ async def test_a_fair_claim_takes_the_next_keys_instead_of_those_that_another_cl
     started += await stores.right.take(9)
     started += await stores.left.take(10)
     assert len({key_of(job) for job in started}) == 29
+
+
+async def test_keys_that_two_claims_merge_at_once_begin_a_fair_line_at_the_same_turn(stores: TwoStores) -> None:
+    """The fault: those of the later merge came after as many turns as it was hundredths of a second later."""
+    stores.set_rules(**turns())
+    session = Session(stores.connection, statements_of(stores.schema), is_pooled=False)
+    await stores.left.add(20, buckets=[(ORDER, "a")])
+    async with stores.connection.transaction():
+        await claimers_of(stores)[0].merge(transaction_of(stores, session))
+        stores.clock.advance(0.2)
+        await stores.right.add(20, buckets=[(ORDER, "b")])
+        assert (await stores.right.claim(queues=["other"])).jobs == []
+    started = Counter([key_of(job) for _ in range(10) for job in await stores.right.take(1)])
+    assert started["a"] == started["b"] == 5
 
 
 async def add_of_keys(stores: TwoStores, keys: int) -> None:

@@ -107,7 +107,7 @@ INSERT INTO turn_group AS known (id, queue, virtual_time, in_line)
 SELECT group_id, queue, @joined_virtual_time, is_ready
 FROM (
     SELECT
-        group_id, queue, is_ready, highest, coalesce(lowest, highest, :since) AS lowest,
+        group_id, queue, is_ready, highest, coalesce(lowest, highest, @round) AS lowest,
         (SELECT virtual_time FROM turn_group WHERE turn_group.id = group_id) AS own
     FROM (
         SELECT
@@ -136,7 +136,7 @@ SELECT
 FROM (
     SELECT
         lane, queue, buckets, wait_mode, jobs, since, wakes_at, joins, highest,
-        coalesce(lowest, highest, :since) AS lowest,
+        coalesce(lowest, highest, @round) AS lowest,
         CASE WHEN joins THEN (SELECT virtual_time FROM lane AS stored WHERE stored.id = joining.lane) END AS own
     FROM (
         SELECT
@@ -300,7 +300,7 @@ line AS MATERIALIZED (
                 )
             ),
             highest,
-            :limit_now::bigint
+            @round
         ) AS lowest
     FROM (SELECT DISTINCT queue FROM summed WHERE (is_ready AND is_fair) OR group_id IS NOT NULL) AS joined
     CROSS JOIN LATERAL (
@@ -319,7 +319,7 @@ line AS MATERIALIZED (
 group_line AS MATERIALIZED (
     SELECT
         joining.group_id, highest,
-        coalesce(@lowest_in_group(joining.group_id), highest, :limit_now::bigint) AS lowest
+        coalesce(@lowest_in_group(joining.group_id), highest, @round) AS lowest
     FROM (SELECT DISTINCT group_id FROM summed WHERE is_ready AND group_id IS NOT NULL) AS joining
     CROSS JOIN LATERAL (
         SELECT (
