@@ -626,9 +626,9 @@ class Admin(Readings):
         """Delete the final jobs that a query matches and that finished longer than `older_than` seconds ago.
 
         Instead of a query it takes job ids. Their results, attempts, log lines and audit entries are deleted with them,
-        for good; each commit is recorded, on the queue of the query. It keeps jobs that an unfinished job follows,
-        itself or by their batch, because it may read their results. It deletes 200 in a commit, oldest first, and may
-        be stopped and repeated. Raises DeclarationError if the query selects jobs that are not final.
+        for good; each commit is recorded, in one entry on the queue of the query. It keeps jobs that an unfinished job
+        follows, itself or by their batch, because it may read their results. It deletes 200 in a commit, oldest first,
+        and may be stopped and repeated. Raises DeclarationError if the query selects jobs that are not final.
         """
         return await purge(
             self._storage,

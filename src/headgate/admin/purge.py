@@ -25,7 +25,7 @@ ALL_QUEUES = "*"
 NEEDED = "an unfinished job follows it"
 """Why a job is kept: that job, or one that follows its batch, may read its result."""
 
-Delete = Callable[[Sequence[str]], Awaitable[Deletion]]
+Delete = Callable[..., Awaitable[Deletion]]
 
 
 async def purge(
@@ -55,29 +55,29 @@ async def purge(
                 found += sum(record.finished_at is not None and record.finished_at < before for record in page)
         return BulkResult(min(found, most), min(found, most), is_dry_run=True, is_cut=found > most)
     queue, selected = query.queue if isinstance(query, JobQuery) else None, _described(query, before)
+    work = _Purge(most, on_progress)
 
     def audit(deleted: int) -> AuditRecord:
-        # One in each commit: a purge that is killed has deleted what it has committed.
-        return AuditRecord(actor, "purge", "queue", queue or ALL_QUEUES, f"{counted(deleted, 'job')}, {selected}")
+        # In each commit, as a purge that is killed has deleted what it has committed; one entry, so that it hides none.
+        detail = f"{counted(work.deleted + deleted, 'job')}, {selected}"
+        return AuditRecord(actor, "purge", "queue", queue or ALL_QUEUES, detail)
 
-    work = _Purge(partial(storage.delete, finished_before=before, audit=audit), most, on_progress)
-    is_cut = not await work.delete(pages)
-    refused = {NEEDED: work.kept} if work.kept else {}
-    return BulkResult(work.deleted + work.kept, work.deleted, refused, is_cut=is_cut)
+    is_cut = not await work.delete(pages, partial(storage.delete, finished_before=before, audit=audit))
+    return BulkResult(work.deleted + work.kept, work.deleted, {NEEDED: work.kept} if work.kept else {}, is_cut=is_cut)
 
 
 class _Purge:
     """Counts the deleted jobs, and stops at the maximum."""
 
-    def __init__(self, delete: Delete, most: int, on_progress: Callable[[BulkResult], None] | None) -> None:
+    def __init__(self, most: int, on_progress: Callable[[BulkResult], None] | None) -> None:
         self.deleted = 0
         self.kept = 0
-        self._delete = delete
         self._most = most
         self._on_progress = on_progress
 
-    async def delete(self, pages: AsyncIterator[Sequence[JobRecord]]) -> bool:
+    async def delete(self, pages: AsyncIterator[Sequence[JobRecord]], delete: Delete) -> bool:
         """Delete those of these jobs that are final; False if there are more than may be deleted."""
+        entry: int | None = None
         async for page in pages:
             needed: frozenset[str] = frozenset()
             left = [record.id for record in page]
@@ -86,7 +86,8 @@ class _Purge:
                 ids = left[: self._most - self.deleted]
                 if not ids:
                     return False
-                deletion = await self._delete(ids)
+                deletion = await delete(ids, entry=entry)
+                entry = deletion.entry
                 self.deleted += len(deletion.deleted)
                 needed |= deletion.needed
                 if self._on_progress is not None and deletion.deleted:
@@ -105,8 +106,7 @@ def _final_queries(query: JobQuery, before: int) -> Sequence[JobQuery]:
             "example with `headgate jobs cancel`"
         )
     until = to_datetime(before)
-    if query.finished_before is not None:
-        until = min(until, query.finished_before)
+    until = min(until, query.finished_before or until)
     return [
         msgspec.structs.replace(query, state=state, finished_before=until)
         for state in FINAL

@@ -34,8 +34,8 @@ def purge(target: str, older_than: float | None, is_all: bool, **given: Any) -> 
     """Delete final jobs for good, with their results, attempts and log lines.
 
     Workers delete jobs when their retention ends; this command does it earlier. It deletes 200 jobs in a commit, oldest
-    first, so that others do not wait for it. Ctrl-C stops it; the next run continues. `headgate audit` shows each of
-    these commits. Waiting and running jobs are never deleted.
+    first, so that others do not wait for it. Ctrl-C stops it; the next run continues. `headgate audit` shows the purge,
+    and how many jobs it has deleted so far. Waiting and running jobs are never deleted.
 
     Exit code 1 if there was no job to delete, 130 if it was stopped.
     """

@@ -43,11 +43,6 @@ class LimitSetting(msgspec.Struct, frozen=True, array_like=True):
     is_paused: bool = False
     tier: str | None = None
 
-    @property
-    def sets_nothing(self) -> bool:
-        """Whether everything is as declared, so that it need not be stored."""
-        return self.rule is None and not self.is_paused and self.tier is None
-
 
 EditSetting = Callable[[LimitSetting], LimitSetting]
 """Returns the new setting for the current one."""

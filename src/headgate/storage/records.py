@@ -139,10 +139,11 @@ class Dropped(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Deletion(msgspec.Struct, frozen=True):
-    """The jobs that were deleted, and those that are kept because an unfinished job may need their results."""
+    """The jobs that were deleted, those that an unfinished job may need, and the audit entry that records it."""
 
     deleted: frozenset[str]
     needed: frozenset[str]
+    entry: int | None
 
 
 class Claimed(msgspec.Struct, frozen=True):

@@ -36,6 +36,29 @@ class PurgingConformance(Conformance):
         entries = await store_user.storage.audit_log(AuditFilter(subject="default", count=10))
         assert [each.detail for each in entries] == ["1 job"]
 
+    async def test_several_deletions_are_recorded_in_one_entry_as_long_as_it_is_there(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        storage = store_user.storage
+        ids = await store_user.add(4)
+        await store_user.succeed(*await store_user.take(4))
+        clock.advance(1)
+        deleted, entry = 0, None
+
+        def audit(more: int) -> AuditRecord:
+            return AuditRecord("ada", "purge", "queue", "default", f"{deleted + more} jobs")
+
+        for id in ids[:3]:
+            entry = (await storage.delete([id], finished_before=clock.now(), audit=audit, entry=entry)).entry
+            deleted += 1
+            await storage.add_audit_record(AuditRecord("bob", "pause", "queue", "default"))
+        assert (await storage.delete([ids[0]], finished_before=clock.now(), audit=audit, entry=entry)).entry == entry
+        found = await storage.audit_log(AuditFilter(actor="ada"))
+        assert [(each.number, each.detail) for each in found] == [(entry, "3 jobs")]
+        assert await storage.prune_audit(clock.now() + 1) == 4
+        await storage.delete([ids[3]], finished_before=clock.now(), audit=audit, entry=entry)
+        assert [each.detail for each in await storage.audit_log(AuditFilter())] == ["4 jobs"]
+
     async def test_deleted_jobs_are_selected_by_their_end_and_not_by_their_retention(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:

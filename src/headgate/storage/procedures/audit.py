@@ -14,12 +14,14 @@ from headgate.storage.stored_rows import RowDecoder
 _ENTRIES = RowDecoder(AuditEntry, "audit entry", kind="job")
 
 
-async def add_audit_record(tx: Transaction, audit_record: AuditRecord | None) -> None:
-    """Store an audit record in the transaction of its action; None stores nothing."""
+async def add_audit_record(tx: Transaction, audit_record: AuditRecord | None, entry: int | None = None) -> int | None:
+    """Store an audit record in the transaction of its action, in that entry if it is there; None stores nothing."""
     if audit_record is not None:
         record = audit_record.cut()
         job = record.subject if record.kind == "job" else None
-        await tx.execute("add_audit_entry", now=tx.now, job=job, **asdict(record))
+        if entry is None or not await tx.execute("change_audit_entry", number=entry, detail=record.detail):
+            entry = await tx.value("add_audit_entry", now=tx.now, job=job, **asdict(record))
+    return entry
 
 
 async def add_job_audit_records(tx: Transaction, audit_records: Iterable[AuditRecord]) -> None:

@@ -142,8 +142,8 @@ async def edit_setting(
     becomes = edited(await read_settings(tx), about, edit)
     if becomes is None:
         return None
-    where = {"limit": becomes.limit, "scope": becomes.scope, "target": becomes.target}
-    if becomes.sets_nothing:
+    where: dict[str, Any] = {"limit": becomes.limit, "scope": becomes.scope, "target": becomes.target}
+    if becomes == LimitSetting(**where):
         await tx.execute("unset_limit", **where)
     else:
         await tx.execute("set_limit", **where, rule=becomes.rule, is_paused=becomes.is_paused, tier=becomes.tier)

@@ -94,6 +94,8 @@ LINES_AT_ONCE = 5000
 LONGEST_CLOSED = 2 * FARTHEST
 """Microseconds. The periods of rules and penalties are half as long at most."""
 
+Audit = Callable[[int], AuditRecord]
+
 _STATE = re.compile(r"1:([a-z_]+):")
 """How a stored state begins."""
 _NUMBER = re.compile("«(-?[0-9]+)»")
@@ -136,20 +138,20 @@ async def prune(
 
 
 async def delete(
-    tx: Transaction, ids: Sequence[str], *, finished_before: int, audit: Callable[[int], AuditRecord] | None = None
+    tx: Transaction, ids: Sequence[str], *, finished_before: int, audit: Audit | None = None, entry: int | None = None
 ) -> Deletion:
     """Delete those of these jobs that finished before then, whatever their retention, in one commit.
 
     Kept are jobs whose results an unfinished job may read, and jobs that another open transaction has locked. What
     they held is released. Fewer jobs are deleted at once if they have logged much. `audit` returns the audit record of
-    a deletion of so many jobs.
+    a deletion of so many jobs; it is stored in that `entry` if it is there, and so in one for several deletions.
     """
     needed = frozenset(await tx.ids("needed", ids=list(ids)))
     found = await tx.fetch(_PRUNABLE, "deletable", ids=[id for id in ids if id not in needed], before=finished_before)
     deleted = await _delete(tx, found, finished_before)
     if deleted and audit is not None:
-        await add_audit_record(tx, audit(len(deleted)))
-    return Deletion(frozenset(deleted), needed)
+        entry = await add_audit_record(tx, audit(len(deleted)), entry)
+    return Deletion(frozenset(deleted), needed, entry)
 
 
 async def _delete(tx: Transaction, found: Sequence[_Prunable], before: int) -> list[str]:

@@ -1,10 +1,15 @@
 -- The audit log.
 
 -- name: add_audit_entry
--- Store an audit entry; for a job, only if the job is audited in full.
+-- Store an audit entry, and return its number; for a job, only if the job is audited in full.
 INSERT INTO headgate.audit_entry (at, actor, action, kind, subject, detail)
 SELECT :now::bigint, :actor::text, :action::text, :kind::text, :subject::text, :detail::text
 WHERE :kind <> 'job' OR coalesce((SELECT audit FROM headgate.job WHERE id = :job::job_id), 3) = 3
+RETURNING number
+
+-- name: change_audit_entry
+-- Change what the entry of an action says that goes on.
+UPDATE headgate.audit_entry SET detail = :detail::text WHERE number = :number::bigint
 
 -- name: add_audit_entries
 -- Store audit entries for jobs that are audited in full.
