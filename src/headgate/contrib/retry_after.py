@@ -34,9 +34,7 @@ def refused_for(status: int, headers: Mapping[str, str], now: datetime) -> float
     waits = [
         wait for wait in (_retry_after(fields, now), _exhausted(fields, now, is_refusal=status == TOO_MANY)) if wait
     ]
-    if waits:
-        return max(waits)
-    return UNSAID if status == TOO_MANY else None
+    return max(waits, default=UNSAID if status == TOO_MANY else None)
 
 
 def closed_for(status: int, headers: Mapping[str, str], now: datetime) -> float:

@@ -5,7 +5,8 @@ Your program calls `sentry_sdk.init`. Without it, nothing is sent and no header 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from headgate.tasks.signals import Cancel, RateLimited, Retry, Snooze
 
 with needing("headgate.contrib.sentry needs", "sentry_sdk", install="'headgate[sentry]'"):
     import sentry_sdk
-    from sentry_sdk.scope import should_send_default_pii
+    from sentry_sdk.scope import Scope, should_send_default_pii
     from sentry_sdk.utils import event_from_exception
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class Sentry:
         hooks.add_around_enqueue(self.publish)
         # The outermost: what other functions set is to stay in the scope of the attempt, and what they raise counts.
         hooks.around_attempt.insert(0, self.process)
-        hooks.call_contexts.append(sentry_sdk.isolation_scope)
+        hooks.call_contexts.append(_own_scope)
         observed.tap({JobFailure: self._report_failure, JobRetried: self._report_retry})
         # A hook may have turned the error into another end, and another node may have taken the job over.
         observed.tap(dict.fromkeys((JobFinished, JobReturned, EndingRefused), self._drop))
@@ -79,8 +80,7 @@ class Sentry:
         if not sentry_sdk.get_client().is_active():
             return await run()
         result, raised = None, None
-        with sentry_sdk.isolation_scope() as scope:
-            scope.clear_breadcrumbs()
+        with _own_scope() as scope:
             for name, value in _tags(job.task, job.queue, job.id).items():
                 scope.set_tag(name, value)
             with sentry_sdk.start_transaction(
@@ -98,9 +98,8 @@ class Sentry:
                 except BaseException as error:
                     raised = error
                     is_failure = isinstance(error, Exception) and not isinstance(error, (Snooze, RateLimited, Cancel))
-                    transaction.set_status(
-                        "internal_error" if is_failure and not isinstance(error, Retry) else "aborted"
-                    )
+                    is_error = is_failure and not isinstance(error, Retry)
+                    transaction.set_status("internal_error" if is_error else "aborted")
                     if is_failure:
                         scope.set_context("job", _described(job))
                         self._hold(job.id, error)
@@ -140,10 +139,8 @@ class Sentry:
         )
 
     def _report_retry(self, retry: JobRetried) -> None:
-        if retry.job_id not in self._held:
-            return
-        *_, error = self._held[retry.job_id]
-        if self._report_retried and not isinstance(error, Retry):
+        held = self._held.get(retry.job_id)
+        if held is not None and self._report_retried and not isinstance(held[2], Retry):
             self._send(retry)
         else:
             self._drop(retry)
@@ -158,6 +155,14 @@ class Sentry:
 
     def _drop(self, ended: JobFinished | JobRetried | JobReturned | EndingRefused) -> None:
         self._held.pop(ended.job_id, None)
+
+
+@contextmanager
+def _own_scope() -> Iterator[Scope]:
+    """Enter an isolation scope without the breadcrumbs of others."""
+    with sentry_sdk.isolation_scope() as scope:
+        scope.clear_breadcrumbs()
+        yield scope
 
 
 def _capture(span: Span | None, event: Event, hint: Hint) -> None:

@@ -495,6 +495,33 @@ async def test_what_a_call_of_a_chunk_or_a_callback_sets_is_not_in_later_reports
     assert "user" not in error
 
 
+async def test_reports_of_callbacks_and_of_calls_of_a_chunk_have_their_own_breadcrumbs_only() -> None:
+    """The fault: they had all that the worker and other calls had left before, such as log lines about other jobs."""
+    sent = init()
+    app = new_app()
+
+    @app.task
+    async def ship() -> None: ...
+
+    @ship.on_completed
+    def tell(job: object, result: object) -> None:
+        sentry_sdk.add_breadcrumb(message="shipped")
+        sentry_sdk.capture_message("told")
+
+    @app.chunked(2, wait=0)
+    async def bill(orders: list[int]) -> None:
+        sentry_sdk.add_breadcrumb(message=f"order {orders[0]}")
+        sentry_sdk.capture_message("billed")
+
+    sentry_sdk.add_breadcrumb(message="of the worker")
+    async with app:
+        for job in (await ship.enqueue(), await bill.enqueue(1)):
+            await result_within(job, 15)
+        await client_of(app).callback_runner.drain(15)
+    crumbs = {each["message"]: [crumb["message"] for crumb in each["breadcrumbs"]["values"]] for each in sent.errors}
+    assert crumbs == {"told": ["shipped"], "billed": ["order 1"]}
+
+
 def test_what_the_function_of_an_alert_sets_is_not_in_later_reports() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock, retry=AT_ONCE)

@@ -123,17 +123,14 @@ class DjangoTaskBody:
         return (base.TaskContext(task_result=result),) if self._task.takes_context else ()
 
     def _on_completed(self, job: JobContext, value: Any) -> None:
-        stored = self.app_task.payload.in_clear().encode_result(value)
-        self._send_finished(job, lambda result: succeed(result, msgspec.json.decode(stored)))
+        stored = msgspec.json.decode(self.app_task.payload.in_clear().encode_result(value))
+        with_connections(partial(self._send_finished, job, partial(succeed, value=stored)))
 
     def _on_error(self, job: JobContext, error: BaseException) -> None:
-        self._send_finished(job, lambda result: fail(result, error))
+        with_connections(partial(self._send_finished, job, partial(fail, error=error)))
 
     def _send_finished(self, job: JobContext, end: Callable[[Any], None]) -> None:
         """Send task_finished, with what is known here: at the end of a worker the store may be closed already."""
-        with_connections(partial(self._send_finished_once, job, end))
-
-    def _send_finished_once(self, job: JobContext, end: Callable[[Any], None]) -> None:
         result = self._attempts.pop(job, None)
         if result is None:
             # It failed without an attempt in this process, for example because it expired.
