@@ -84,7 +84,8 @@ async def test_the_second_signal_to_a_program_ends_the_callbacks_of_its_last_job
     @work.on_completed
     async def call(job: JobContext, result: None) -> None:
         calling.set()
-        await asyncio.sleep(2)
+        # Without the node's handler the second signal would end the tests: it must come while this runs.
+        await asyncio.sleep(4)
         called.append(job.id)
 
     async with app.open():
