@@ -623,6 +623,18 @@ async def test_keys_that_two_claims_merge_at_once_begin_a_fair_line_at_the_same_
     assert started["a"] == started["b"] == 5
 
 
+async def test_a_fair_claim_takes_the_next_keys_of_the_same_queue_instead_of_locked_ones(stores: TwoStores) -> None:
+    """The fault: it locked those of another fair queue, which were before them, and one key filled all slots."""
+    for key in range(30):
+        await stores.left.add(12, queue="early", buckets=[("fair:early", f"k{key}")])
+    await add_of_keys(stores, 30)
+    stores.set_rules(**turns(), **{"fair:early": turns()[ORDER]})
+    locked = "SELECT FROM lane WHERE queue = 'default' ORDER BY virtual_time, since, id LIMIT 9 FOR UPDATE"
+    async with stores.holding(locked):
+        started = await stores.left.take(10, queues=("default", "early"))
+    assert len({key_of(job) for job in started if job.queue == "default"}) == 10
+
+
 async def add_of_keys(stores: TwoStores, keys: int) -> None:
     """Add jobs of so many keys to a fair queue, and let them join the line."""
     stores.set_rules(**turns())

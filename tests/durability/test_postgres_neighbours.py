@@ -168,7 +168,7 @@ async def test_lanes_are_found_by_their_newest_versions_while_a_transaction_keep
             version = await ask(postgres.url, "SELECT max(version) FROM headgate.lane WHERE id = $1", LANE)
             seen = {"seen": [LaneRow(LANE, "default", (), 0, None, None, None, "", version=version)]}
             pages = await pages_of(
-                postgres, "lock_lanes", {**seen, "most": 1, "opened": [], "now": 0, "is_fresh": True}
+                postgres, "lock_lanes", {**seen, "most": [("default", 1)], "opened": [], "now": 0, "is_fresh": True}
             )
         assert pages < 20
 

@@ -24,6 +24,7 @@ claims exact:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from itertools import chain
 from typing import Any
@@ -298,11 +299,9 @@ class SnapshotClaim:
         if held:
             count = plan.heads_to_read(held, buckets.__getitem__)
             await self._read_heads(held, count)
-            if any(visit.expired for visit in held):
+            if any(visit.expired for visit in held) and count < (most := plan.most_heads(held)):
                 # Expired jobs took places of jobs that can start.
-                most = plan.most_heads(held)
-                if count < most:
-                    await self._read_heads(held, most)
+                await self._read_heads(held, most)
         plan.decide(held, buckets.__getitem__)
         empty = [visit for visit in held if visit.is_empty and not visit.has_locked]
         may_hide = is_first and bool(empty) and (self._is_divided or self._is_cut_short())
@@ -346,22 +345,23 @@ class SnapshotClaim:
         """Lock lanes that no other transaction has locked, and return them as they are now."""
         if self._tx.has_one_writer:
             return list(visits)
-        held = await self._lock_first(await self._lock_groups(visits), len(visits))
-        missing = len(visits) - len(held)
-        if missing and self._plan.next_in_line:
-            # The next ones in line, if all their buckets are locked.
-            rows = [row for row in self._plan.next_in_line if self._buckets.with_homes(row.buckets) <= refs]
+        most = Counter(visit.row.queue for visit in visits)
+        held = await self._lock_first(await self._lock_groups(visits), most)
+        missing = most - Counter(visit.row.queue for visit in held)
+        in_line = (row for row in self._plan.next_in_line if missing[row.queue])
+        if rows := [row for row in in_line if self._buckets.with_homes(row.buckets) <= refs]:
+            # The next ones in line of the same queue, of which all buckets are locked.
             held += await self._lock_first([LaneVisit(row) for row in rows], missing)
             self._visits.update((visit.row.id, visit) for visit in held)
         return held
 
-    async def _lock_first(self, visits: Sequence[LaneVisit], most: int) -> list[LaneVisit]:
-        """Lock the first of these lanes that are free, at most so many."""
+    async def _lock_first(self, visits: Sequence[LaneVisit], most: Mapping[str, int]) -> list[LaneVisit]:
+        """Lock the first of these lanes that are free, at most so many of each queue."""
         rows = await self._tx.fetch(
             _HELD_LANES,
             "lock_lanes",
             seen=[visit.row for visit in visits],
-            most=most,
+            most=list(most.items()),
             opened=[view.id for view in self._plan.opened],
             now=self._plan.now,
             is_fresh=self._snapshot.is_fresh,

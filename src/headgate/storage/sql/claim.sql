@@ -590,30 +590,35 @@ FROM {rows:written(id text, virtual_time bigint)}
 WHERE @by_key(turn_group.id, written.id)
 
 -- name: lock_lanes [postgres]
--- Lock the first of these lanes that are still due, behind an opened bucket or awake, unless another client has locked
--- them; and return the revision of the settings, which cannot change while the node is locked. No version is older than
--- the one that the snapshot has. In a snapshot that is not fresh, a lane that has moved since has had its turn.
+-- Lock the first of these lanes that are still due, behind an opened bucket or awake, so many of each queue, unless another
+-- client has locked them; and return the revision of the settings, which cannot change while the node is locked. No version
+-- is older than the one that the snapshot has. In a snapshot that is not fresh, a lane that has moved since has had its turn.
 SELECT revision, held.*
 FROM headgate.limit_revision
 LEFT JOIN (
-    SELECT locked.*
-    FROM {rows:seen(id text, version bigint, since bigint)}
+    SELECT first.*
+    FROM {rows:most(queue text, lanes bigint)}
     CROSS JOIN LATERAL (
-        SELECT id, version, waiting, since, behind, wakes_at, opened_at, virtual_time, front
-        FROM headgate.lane
-        WHERE lane.id = seen.id AND lane.version >= seen.version
-            AND (
-                (behind IS NULL AND since IS NOT NULL)
-                OR behind {any:opened text}
-                OR (since IS NULL AND wakes_at <= :now)
-            )
-            AND queue NOT IN (SELECT queue FROM headgate.paused_queue)
-            AND (:is_fresh::boolean OR lane.since IS NOT DISTINCT FROM seen.since)
-        ORDER BY version DESC
-        LIMIT 1
-        FOR UPDATE SKIP LOCKED
-    ) AS locked
-    LIMIT :most::bigint
+        SELECT locked.*
+        FROM {rows:seen(id text, queue text, version bigint, since bigint)}
+        CROSS JOIN LATERAL (
+            SELECT id, version, waiting, since, behind, wakes_at, opened_at, virtual_time, front
+            FROM headgate.lane
+            WHERE lane.id = seen.id AND lane.version >= seen.version
+                AND (
+                    (behind IS NULL AND since IS NOT NULL)
+                    OR behind {any:opened text}
+                    OR (since IS NULL AND wakes_at <= :now)
+                )
+                AND queue NOT IN (SELECT queue FROM headgate.paused_queue)
+                AND (:is_fresh::boolean OR lane.since IS NOT DISTINCT FROM seen.since)
+            ORDER BY version DESC
+            LIMIT 1
+            FOR UPDATE SKIP LOCKED
+        ) AS locked
+        WHERE seen.queue = most.queue
+        LIMIT most.lanes
+    ) AS first
 ) AS held ON true
 
 -- part: head(payload)
@@ -798,6 +803,21 @@ taken AS (
 @left_lanes
 SELECT * FROM taken
 
+-- part: first_delayed(which)
+-- When the first of these delayed jobs of a lane is due.
+(
+    SELECT min(run_at)
+    FROM (
+        SELECT (
+            SELECT run_at FROM headgate.job
+            WHERE job.lane = named.lane AND waiting AND delayed AND job.priority = level.priority AND $which
+            ORDER BY run_at
+            LIMIT 1
+        ) AS run_at
+        FROM @levels
+    ) AS first
+)
+
 -- name: left_in_lanes
 -- The jobs left in these lanes without those in :leaving and the locked ones: whether one requested no start time, when the
 -- first delayed job is due, and, if no job of the lane could start, when the first is that is not due yet.
@@ -808,31 +828,8 @@ SELECT
         WHERE job.lane = named.lane AND waiting AND NOT delayed AND rank >= named.front AND NOT id {any:leaving job_id}
             AND @not_locked
     ) AS has_ready,
-    (
-        SELECT min(run_at)
-        FROM (
-            SELECT (
-                SELECT run_at FROM headgate.job
-                WHERE job.lane = named.lane AND waiting AND delayed AND job.priority = level.priority
-                    AND NOT id {any:leaving job_id} AND @not_locked
-                ORDER BY run_at
-                LIMIT 1
-            ) AS run_at
-            FROM @levels
-        ) AS first
-    ) AS earliest,
-    CASE WHEN named.is_idle THEN (
-        SELECT min(run_at)
-        FROM (
-            SELECT (
-                SELECT run_at FROM headgate.job
-                WHERE job.lane = named.lane AND waiting AND delayed AND job.priority = level.priority AND run_at > :now
-                ORDER BY run_at
-                LIMIT 1
-            ) AS run_at
-            FROM @levels
-        ) AS first
-    ) END AS next_due
+    @first_delayed(NOT id {any:leaving job_id} AND @not_locked) AS earliest,
+    CASE WHEN named.is_idle THEN @first_delayed(run_at > :now) END AS next_due
 FROM {rows:named(lane text, front bigint, is_idle boolean)}
 
 -- name: write_claim [postgres]
