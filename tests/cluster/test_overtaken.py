@@ -635,6 +635,19 @@ async def test_a_fair_claim_takes_the_next_keys_of_the_same_queue_instead_of_loc
     assert len({key_of(job) for job in started if job.queue == "default"}) == 10
 
 
+async def test_a_fair_claim_reads_a_locked_key_again_soon_if_it_can_run_no_job_of_the_next_one(
+    stores: TwoStores,
+) -> None:
+    """The fault: beside jobs of another release, the key waited until something woke the node."""
+    stores.set_rules(**turns())
+    for task in ("work", "unknown"):
+        await stores.left.add(task=task, buckets=[(ORDER, task)])
+    assert (await stores.left.claim(queues=["other"])).jobs == []
+    async with stores.holding("SELECT FROM lane ORDER BY virtual_time, since, id LIMIT 1 FOR UPDATE"):
+        claimed = await stores.left.claim(1)
+    assert (list(claimed.jobs), claimed.more, claimed.next_in) == ([], False, SOON)
+
+
 async def add_of_keys(stores: TwoStores, keys: int) -> None:
     """Add jobs of so many keys to a fair queue, and let them join the line."""
     stores.set_rules(**turns())

@@ -309,8 +309,8 @@ class SnapshotClaim:
         if not self._was_hidden:
             await self._take_ungated()
         claimed = await self._write(refs)
-        if len(held) < len(visits):
-            # Other transactions have locked the others. They are still due if that was only a merge.
+        if held != visits:
+            # Other transactions have locked some of them. They are still due if that was only a merge.
             claimed = replace(claimed, next_in=min(claimed.next_in or SOON, SOON))
         return claimed
 
