@@ -470,12 +470,11 @@ class Headgate(RefusesForeignWords):
     def limiter(self, name: str) -> Limiter:
         """Return a limiter for plain code that uses the same buckets as the jobs of this limit.
 
-        `async with app.limiter("openai").hold(key, cost=3): …`. The app must be open. The app publishes
-        `LimiterGranted` and `LimiterRefused` for its decisions, and `LimiterBypassed` when a middleware passes requests
-        without it because its store is away. Raises UnknownLimit.
+        `async with app.limiter("openai").hold(key, cost=3): …`. The app must be open; a `.sync` call opens it. It
+        publishes `LimiterGranted` and `LimiterRefused` for its decisions, and `LimiterBypassed` when a middleware lets
+        requests pass because its store is away. Raises UnknownLimit.
         """
-        limit = self._registry.limits.get(name)
-        if limit is None:
+        if (limit := self._registry.limits.get(name)) is None:
             known = ", ".join(sorted(self._registry.limits)) or "none"
             hint = did_you_mean(name, self._registry.limits)
             raise UnknownLimit(f"this app declares no limit {name!r}{hint} It declares: {known}")
@@ -499,6 +498,7 @@ class Headgate(RefusesForeignWords):
             report=report,
             report_bypass=partial(self._client.limiter_bypasses.note, name),
             loop=lambda: self._client.lifecycle.loop,
+            open_app=self._client.portal.open,
         )
 
     def queue(self, name: str, **options: Unpack[QueueOptions]) -> None:

@@ -19,6 +19,7 @@ from headgate.errors import GateClosed, HeadgateError, StorageUnavailable
 from headgate.limits.standalone.limiter import open_store
 from tests.engine.conftest import MakeApp
 from tests.forked import answer_of_forked_child
+from tests.internals import client_of
 from tests.until import becomes, patient, until_now
 
 
@@ -309,6 +310,17 @@ def test_a_limiter_that_a_thread_has_used_first_serves_the_loops_on_which_its_ap
     assert asyncio.run(main()) == [True, True]
     assert asyncio.run(main()) == [True, True]
     assert asyncio.run(main()) == [False, False]
+
+
+def test_the_first_call_of_a_thread_opens_the_app_of_a_limiter(make_app: MakeApp) -> None:
+    """The fault: it raised that the store is not open, and a middleware let all requests pass until the first job."""
+    app = limited(make_app(migrate=True))
+    limiter = app.limiter("api")
+    for _ in range(2):
+        assert limiter.sync.try_acquire()
+        app.sync.close()
+    limiter.sync.close()
+    assert client_of(app).lifecycle.loop is None
 
 
 async def test_a_limiter_in_redis_is_used_again_when_its_app_is_opened_again(redis_url: str) -> None:

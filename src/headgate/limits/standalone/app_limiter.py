@@ -21,12 +21,6 @@ from headgate.limits.standalone.shared_budget import SharedBudget
 Report = Callable[[str, Decision], None]
 """Is called with the key of a call and its decision, in the thread of the caller."""
 
-ReportBypass = Callable[[str], None]
-"""Is called with the key of a request that a middleware passes without the limit."""
-
-FindLoop = Callable[[], asyncio.AbstractEventLoop | None]
-"""Returns the event loop on which the app is open; None if it is not."""
-
 
 class CurrentBuckets:
     """A BucketStore that finds the current store at each call and passes the call on."""
@@ -54,12 +48,13 @@ class ReportingLimiter(Limiter):
         *,
         clock: Clock,
         report: Report,
-        report_bypass: ReportBypass,
-        loop: FindLoop,
+        report_bypass: Callable[[str], None],
+        loop: Callable[[], asyncio.AbstractEventLoop | None],
+        open_app: Callable[[], object],
     ) -> None:
         super().__init__(limit, store, clock=clock)
         if isinstance(self._budget, SharedBudget):
-            self._budget.home.find = loop
+            self._budget.home.find, self._budget.open_app = loop, open_app
         self._refusals.silence()
         self._report = report
         self._report_bypass = report_bypass

@@ -37,6 +37,8 @@ class SharedBudget:
     hands_out_permits = False
     decides_at_once = False
     session_kind: type[SharedSession] = SharedSession
+    open_app: Callable[[], object] | None = None
+    """Opens the app whose limit it is, if it is not open. Calls of threads do, as other `.sync` calls."""
 
     def __init__(
         self, open_store: Callable[[], BucketStore], limit: str, rule: AnyRule, clock: Clock, *, is_new: bool
@@ -126,6 +128,8 @@ class SharedBudget:
 
     def _run(self, verb: Callable[..., Coroutine[Any, Any, T]], *args: Any, **options: Any) -> T:
         self._check(verb)
+        if self.open_app is not None:
+            self.open_app()
         result: T = self.home.run_sync(verb, *args, **options)
         return result
 
