@@ -7,13 +7,14 @@ import contextlib
 import gc
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Annotated, Any, NewType
 
 import pytest
 
 from headgate import (
     INJECTED,
+    AttemptContext,
     DeclarationError,
     Handler,
     Headgate,
@@ -27,7 +28,7 @@ from headgate import (
 from headgate.clock import SECOND
 from headgate.jobs.event import Event, ResourceFailed
 from headgate.testing.virtual_time import VirtualClock, run_virtual
-from tests.until import patient, result_within
+from tests.until import patient, result_within, until
 
 
 class Pool:
@@ -547,6 +548,38 @@ async def test_a_thread_that_ends_after_its_attempt_commits_nothing(is_user: boo
             release.set()
         await result_within(after, 5)
         assert happened == ["rolled back"]
+
+
+async def test_a_thread_that_a_function_around_its_attempt_has_left_commits_nothing() -> None:
+    """The fault: the function gave up after a while, the job failed, and its session was committed later."""
+    app = Headgate("memory://")
+    happened, release = list[str](), threading.Event()
+
+    @app.around_attempt
+    async def give_up(job: AttemptContext, run: Callable[[], Awaitable[Any]]) -> Any:
+        async with asyncio.timeout(0.2):
+            return await run()
+
+    @app.resource(scope="attempt")
+    async def session() -> AsyncIterator[Session]:
+        try:
+            yield Session(Pool())
+            happened.append("committed")
+        except asyncio.CancelledError:
+            happened.append("rolled back")
+            raise
+
+    @app.task(retry=RetryPolicy(retries=0))
+    def stubborn(session: Session = INJECTED) -> None:
+        release.wait(patient(10))
+
+    async with app:
+        job = await stubborn.enqueue()
+        with pytest.raises(JobFailed, match="TimeoutError"):
+            await result_within(job, 5)
+        release.set()
+        await until(lambda: bool(happened))
+    assert happened == ["rolled back"]
 
 
 def test_handlers_and_plain_generators_work_the_same() -> None:

@@ -114,6 +114,7 @@ class RunningAttempt:
         "_child_failure",
         "_context",
         "_dependencies",
+        "_is_left",
         "cause",
         "charge",
         "error",
@@ -150,6 +151,8 @@ class RunningAttempt:
         # What the failure of a child process is recorded as, if the hooks do not change it.
         self._child_failure: Outcome | None = None
         self._call_error: CallError | None = None
+        # Whether its thread goes on although nothing waits for it any more, not even a function around the attempt.
+        self._is_left = False
         # The thread, child or chunk call that runs the handler. It may outlive the attempt: a thread cannot be stopped.
         self.thread: asyncio.Future[Any] | None = None
         # The timer that reports it as lingering; set by its cancellation.
@@ -507,6 +510,7 @@ class RunningAttempt:
         try:
             ended: str | BaseException | None = await self._shielded(work)
         except asyncio.CancelledError:
+            self._is_left = True
             if not self.is_called:
                 work.cancel()
             raise
@@ -526,7 +530,7 @@ class RunningAttempt:
                     result = await self._function()(*arguments, **named, **resources)
                 else:
                     result = await self._in_thread(arguments, {**named, **resources})
-                    if self.cause is not None:
+                    if self._is_left or self.cause is not None:
                         raise asyncio.CancelledError  # The attempt has not succeeded: they must not commit for it.
                 stored = self._stored(result)
             except BaseException as error:

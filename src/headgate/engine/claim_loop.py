@@ -114,7 +114,7 @@ class ClaimLoop(WithServices):
 
     def _send_claims(self, pending: asyncio.TaskGroup) -> None:
         """Send the claims that a wake-up asks for, unless the last one for the same queues is still pending."""
-        if self._slots.are_shared:
+        if self._slots.most is not None:
             self._backlogged.clear()
             if self._pending:
                 return

@@ -337,7 +337,7 @@ class Slots:
         self, capacity: Mapping[str, int], most: int | None = None, weights: Mapping[str, int] | None = None
     ) -> None:
         self.capacity = capacity
-        self._most = most
+        self.most = most
         self._is_quiet = False
         self._weights = dict.fromkeys(capacity, 1) | dict(weights or {})
         self._busy = dict.fromkeys(capacity, 0)
@@ -356,7 +356,7 @@ class Slots:
         Jobs in more slots than that continue.
         """
         self.capacity = {queue: capacity.get(queue, slots) for queue, slots in self.capacity.items()}
-        self._most = most
+        self.most = most
         self._is_quiet = is_quiet
         # What earlier claims found was for other slots.
         self._short_of_slots.update(self.capacity)
@@ -368,14 +368,14 @@ class Slots:
     def release(self, queue: str) -> Collection[str]:
         """Release the slot of a job of the queue; return the queues in which a job may wait for it."""
         self._busy[queue] -= 1
-        if self._most is not None:
+        if self.most is not None:
             return self._short_of_slots
         return (queue,) if queue in self._short_of_slots else ()
 
     def most_in(self, queue: str) -> int:
         """Return how many jobs of a queue can run at once, at least 1."""
         capacity = max(1, self.capacity.get(queue, 1))
-        return capacity if self._most is None else max(1, min(capacity, self._most))
+        return capacity if self.most is None else max(1, min(capacity, self.most))
 
     def free_in(self, *queues: str) -> int:
         """Return the free slots of these queues together; those that this node does not serve have none."""
@@ -388,16 +388,11 @@ class Slots:
         return self.free_in(*self.capacity)
 
     @property
-    def are_shared(self) -> bool:
-        """Whether the queues share their slots, because all together are bounded."""
-        return self._most is not None
-
-    @property
     def _shared(self) -> int:
         """The free slots that all queues share, none in a quiet node; any number if they are not bounded together."""
         if self._is_quiet:
             return 0
-        return sys.maxsize if self._most is None else max(0, self._most - sum(self._busy.values()))
+        return sys.maxsize if self.most is None else max(0, self.most - sum(self._busy.values()))
 
     def free_slots(self, queues: Iterable[str] | None = None) -> dict[str, FreeSlots]:
         """Return what the next claim may ask for in these queues (default: all).
@@ -413,14 +408,14 @@ class Slots:
             free = min(shared, self.capacity[queue] - self._busy[queue])
             if free > 0:
                 # The odd slot goes to jobs with and without limits in turn, so a node with one slot starves neither.
-                if self._most is None:
+                if self.most is None:
                     self._odd_for_gated[queue] = not self._odd_for_gated[queue]
                 free_slots[queue] = FreeSlots(free, self._odd_for_gated[queue], self._busy[queue], self._weights[queue])
         return free_slots
 
     def note_claimed(self, free_slots: Mapping[str, FreeSlots], counts: Mapping[str, int]) -> None:
         """Note how many jobs of each queue a claim returned, for the turns of queues that share slots."""
-        if self._most is not None:
+        if self.most is not None:
             # The first one gets the odd slot. It has had its turn also if it could not use it.
             first = next(iter(free_slots))
             had = {queue: counts.get(queue, 0) / weight for queue, weight in self._weights.items()}
@@ -431,11 +426,11 @@ class Slots:
     def shared_by(self, free_slots: Mapping[str, FreeSlots]) -> int | None:
         """Return how many slots these queues share; None if each can be filled."""
         shared = self._shared
-        return None if self._most is None or sum(free.slots for free in free_slots.values()) <= shared else shared
+        return None if self.most is None or sum(free.slots for free in free_slots.values()) <= shared else shared
 
     def note_unfilled(self, queues: Iterable[str]) -> None:
         """Note that these queues were not short of slots: a claim returned fewer jobs of each than its free slots."""
-        if self._most is None:
+        if self.most is None:
             # Otherwise a queue may have got fewer because others had their parts.
             self._short_of_slots.difference_update(queues)
 
