@@ -279,6 +279,26 @@ def test_the_return_of_unused_starts_does_not_delay_other_keys() -> None:
     run_virtual(main)
 
 
+def test_a_node_that_stops_while_it_returns_unused_starts_returns_all_of_them() -> None:
+    """The fault: those that were still to be returned counted as used."""
+
+    async def main(clock: VirtualClock) -> None:
+        shared = Shared(clock, delay=0.05)
+        app = Headgate("memory://", clock=clock)
+        limit = StrictRate("10/h", name="api", key="{tenant}", store=shared)
+
+        @app.task(limits=[limit, StrictRate("1/h")])
+        async def call(tenant: str) -> None: ...
+
+        async with app:
+            await call.enqueue_many([(f"t{number}",) for number in range(40)])
+            await asyncio.sleep(1)
+        used = [(await shared.snapshot(Bucket("api", f"t{number}", limit.rule))).used for number in range(40)]
+        assert sum(used) == 1
+
+    run_virtual(main)
+
+
 def test_unused_starts_are_returned_once_the_store_is_called_again() -> None:
     """The fault: those that were to be given back while it was not called, after a failure, counted as used."""
 

@@ -106,6 +106,8 @@ class StoreFetcher(WithServices):
         self._amendments: deque[Amendment] = deque()
         self._penalties: dict[BucketRef, int] = {}
         self._is_ending = False
+        # How many starts are being given back beside the fetches.
+        self._returning = 0
         self._wakeup = asyncio.Event()
         self._is_empty = asyncio.Event()
 
@@ -176,7 +178,7 @@ class StoreFetcher(WithServices):
                     seconds = FETCHES_KEPT * (self._clock.monotonic() - began) / SECOND
                     withdrawals.create_task(self._return_unused(deposits, replaced, max(WITHDRAW_AFTER, seconds)))
                 self.is_fetching = bool(self._needed)
-                if not self._wakeup.is_set():
+                if not self._wakeup.is_set() and not self._returning:
                     self._is_empty.set()
 
     # ---------------------------------------------------------------------------------------------- fetching
@@ -245,7 +247,6 @@ class StoreFetcher(WithServices):
     async def _without_store(self, needed: NeededFetch, room: int, now: int, error: HeadgateError) -> FetchedBalance:
         """Return the balance to use while the store is unavailable, by the limit's `on_store_error`."""
         limit = self._limits[needed.ref.limit]
-        rule = needed.rule.real.describe()
         is_asked = not self._is_paused
         if is_asked:
             self._pause(error)
@@ -267,7 +268,7 @@ class StoreFetcher(WithServices):
             granted, opens_at = await self._take_share(needed, room, limit.sharers, opens_at)
         # What is not taken within a second is lost: it cannot be given back, and later the store may be back.
         fetched_at = now - max(0, needed.rule.real.period // 2 - ASK_AGAIN)
-        return FetchedBalance(granted * needed.cost, fetched_at, 0, opens_at, rule)
+        return FetchedBalance(granted * needed.cost, fetched_at, 0, opens_at, needed.rule.real.describe())
 
     async def _take_share(self, needed: NeededFetch, room: int, sharers: int, ask_again_at: int) -> tuple[int, int]:
         """Take starts from the share of the limit, a bucket beside the jobs, which all nodes use.
@@ -309,11 +310,8 @@ class StoreFetcher(WithServices):
             await self._give_back(deposit.ref, balance.charged_at, balance.left)
         await sleep(self._clock, seconds)
         # Of a key that was fetched again meanwhile, less is known to be taken: withdrawing finds what is left.
-        taken = [self._taken.pop(each.ref, 0) for each in deposits]
         unused = [
-            each
-            for each, cost in zip(deposits, taken, strict=True)
-            if each.balance.charged_at and cost < each.balance.left
+            each for each in deposits if self._taken.pop(each.ref, 0) < each.balance.left and each.balance.charged_at
         ]
         try:
             left = await self._storage.withdraw(unused) if unused else ()
@@ -331,11 +329,13 @@ class StoreFetcher(WithServices):
             if self._holds_back:
                 self.amend(amendment)
             else:
+                self._returning += 1
                 await self._amend(amendment)
+                self._returning -= 1
+                self._wakeup.set()
 
     async def _amend(self, amendment: Amendment) -> None:
-        ref = amendment.ref
-        bucket = self._bucket(ref)
+        bucket = self._bucket(amendment.ref)
         amend = self._store.amend(
             bucket,
             amendment.charged_at,
@@ -348,13 +348,12 @@ class StoreFetcher(WithServices):
         if amendment.is_refused and bucket.rule.adapts:
             await self._send(self._store.refuse(bucket, amendment.charged_at), "noting a refusal in a limit store")
         if is_sent and amendment.actual < amendment.cost:
-            await self._ask_sooner(ref)
+            await self._ask_sooner(amendment.ref)
 
     async def _penalize(self, ref: BucketRef, until: int) -> None:
         closed_for = until - self._clock.monotonic()
         if closed_for > 0:
-            penalize = self._store.penalize(self._bucket(ref), closed_for)
-            await self._send(penalize, "closing a bucket in a limit store")
+            await self._send(self._store.penalize(self._bucket(ref), closed_for), "closing a bucket in a limit store")
 
     def _bucket(self, ref: BucketRef) -> Bucket:
         """Return it with the rule in force: under another one, the store would rescale what claims have charged."""
