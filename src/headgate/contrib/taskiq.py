@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 import logging
 from collections.abc import AsyncGenerator, Callable
 from contextvars import ContextVar
@@ -170,8 +171,7 @@ class TaskiqGate(TaskiqMiddleware):
     # -------------------------------------------------------------------------------------------------------- limits
 
     def _declaration(self, name: str) -> tuple[Limit, Callable[..., object]] | None:
-        task = self.broker.find_task(name)
-        call = task and task.original_func
+        call = getattr(self.broker.find_task(name), "original_func", None)
         limit = getattr(call, "__headgate_limit__", None)
         return None if call is None or limit is None else (limit, call)
 
@@ -199,7 +199,7 @@ def _guarded(call: Call) -> Call:
         _raise_refusal()
         return await call(*args, **kwargs)
 
-    return cast(Call, guarded_async if asyncio.iscoroutinefunction(call) else guarded)
+    return cast(Call, guarded_async if inspect.iscoroutinefunction(call) else guarded)
 
 
 def _raise_refusal() -> None:
