@@ -196,6 +196,15 @@ def test_a_queue_that_no_running_node_serves_is_the_reason() -> None:
                 "no worker serves queue 'mail'; start one: `headgate worker --queue mail`, or `with app:`"
             )
             assert later.startswith(reason + ". Then it waits for limit 'send:rate'")
+            # The fault: that command for a queue that a deploy has renamed, and that no worker of this code may serve.
+            renamed = app_on(store, clock=clock)
+            renamed.queue("emails")
+            renamed.task(name="send", queue="emails")(send.function)
+            undeclared = "no worker serves queue 'mail'; this program does not declare it: start a worker of a "
+            async with renamed:
+                reason = (await renamed.admin.explain(jobs[0].id)).reason
+            assert reason.startswith(undeclared)
+            assert (await app.admin.explain(jobs[0].id)).reason.startswith("no node is running")
 
     run_virtual(main)
 

@@ -79,6 +79,7 @@ def checkup(store: StoreFacts = SQLITE, **facts: Any) -> Checkup:
         "nodes": [node()],
         "waiting": (),
         "pauses": (),
+        "queues": ("default", "mail", "eu:2"),
         "unknown_tasks": {},
         "undeclared": {},
         "unknown_limits": {},
@@ -252,6 +253,12 @@ def test_jobs_that_wait_for_an_operator_or_a_missing_worker_are_a_problem() -> N
     (found,) = [each for each in findings_of(checkup(waiting=named)) if each.level != "ok"]
     assert found.advice == "headgate worker --queue eu:2:"
     assert "start one: `headgate worker --queue eu:2:`" in unserved_text("eu:2", None, is_any_alive=True)
+    # The fault: `headgate worker --queue mail`, which refuses a queue that a deploy has renamed.
+    (found,) = [each for each in findings_of(checkup(waiting=unserved, queues=("emails",))) if each.level != "ok"]
+    assert found.advice == (
+        "this program does not declare it: start a worker of a program that does, or declare app.queue('mail') again "
+        "until its jobs have ended"
+    )
 
     ready = [WaitingCount("default", "work", "ready", 1)]
     assert bad(findings_of(checkup(waiting=ready))) == []

@@ -119,9 +119,6 @@ class Admin(Readings):
         self.actor: str = actor or this_process()
         super().__init__(storage, other_stores, registry, schedules, actor=self.actor, address=address)
         self._large_payloads = large_payloads
-        self._codecs = registry.codecs
-        self._rules = registry.rules
-        self._requires = {name: task.requires for name, task in registry.named() if task.requires}
         self._enqueue = enqueue
 
     def by(self, actor: str) -> Self:
@@ -135,13 +132,13 @@ class Admin(Readings):
 
     def decoded(self, stored: str) -> str:
         """Return a stored payload or result as JSON. Raises PayloadError if this app cannot decode it."""
-        return self._codecs.decode(stored, "it")
+        return self._registry.codecs.decode(stored, "it")
 
     async def loaded(self, stored: str) -> str:
         """Like `decoded`, but also read from the folder of large payloads. Raises FolderUnavailable, too."""
         if self._large_payloads is not None:
             stored = await self._large_payloads.load(stored, "it")
-        return self._codecs.decode(stored, "it")
+        return self._registry.codecs.decode(stored, "it")
 
     async def sweep_large_payloads(self) -> int:
         """Delete what is in the folder of large payloads and whose jobs have been pruned; return how many objects.
@@ -391,10 +388,9 @@ class Admin(Readings):
             batch=batch,
             leaders=(await self._storage.dependencies(job_id)).leaders if batch is not None and batch.is_join else (),
             is_leader_final=not batch.pending if batch is not None else leading is not None and leading.state.is_final,
-            is_known=record.task in self._tasks,
+            registry=self._registry,
             declared=await self.declared_by_nodes(),
             pause=None if record.state is not JobState.WAITING else await self._pause(record, limits, live),
-            requires=self._requires.get(record.task, frozenset()),
             turn=None if position is None else self._turn(position),
             limit_sets=await self._limit_sets(record),
             now=to_datetime(self._storage.now()),
@@ -720,7 +716,7 @@ class Admin(Readings):
         status = status_of(record, now)
         if position is None:
             return status
-        prediction = predict(position, self._rules, live, limit_now)
+        prediction = predict(position, self._registry.rules, live, limit_now)
         start = None
         # In a fair queue, what limits let start now waits for its turn, which depends on the jobs of other keys.
         is_ordered_by_turns = prediction.waits_for is None and any(map(self._orders_turns, position.buckets))
@@ -767,7 +763,7 @@ class Admin(Readings):
         return Turn(order.ref.key, before, is_only_bucket=len(position.buckets) == 1)
 
     def _orders_turns(self, bucket: BucketRecord) -> bool:
-        rule = self._rules.get(bucket.ref.limit)
+        rule = self._registry.rules.get(bucket.ref.limit)
         return rule is not None and rule.orders_turns
 
 

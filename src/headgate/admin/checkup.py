@@ -21,8 +21,8 @@ class Checkup:
 
     `unknown_tasks` are the waiting jobs of tasks that this app does not declare, `undeclared` those that no node of
     their queue does, by task and queue; `unknown_limits` the limits that neither it nor a worker declares and that a
-    batch holds, each with a job of one of its tasks. `pauses` are those that jobs wait for. `contradictions` and
-    `indexes` are None if they were not searched.
+    batch holds, each with a job of one of its tasks. `pauses` are those that jobs wait for, `queues` those that this
+    app declares. `contradictions` and `indexes` are None if they were not searched.
     """
 
     now: datetime
@@ -30,6 +30,7 @@ class Checkup:
     nodes: Sequence[NodeStatus]
     waiting: Sequence[WaitingCount]
     pauses: Sequence[Pause]
+    queues: Container[str]
     unknown_tasks: Mapping[str, int]
     undeclared: Mapping[tuple[str, str], int]
     unknown_limits: Mapping[str, str]
@@ -46,3 +47,9 @@ def is_declared(task: str, queue: str, tasks: Container[str], subjects: Containe
     `subjects` is what `Store.declared_subjects` returns. If it is empty, the `tasks` of this program decide.
     """
     return subject_of(task, queue) in subjects if subjects else task in tasks
+
+
+def how_to_serve(queue: str) -> str:
+    """Return what to do about jobs in a queue that is not declared here, as after a deploy that renamed it."""
+    declares = f"declare app.queue({queue!r}) again until its jobs have ended"
+    return f"this program does not declare it: start a worker of a program that does, or {declares}"

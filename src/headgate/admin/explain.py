@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
 
-from headgate.admin.checkup import is_declared
+from headgate.admin.checkup import how_to_serve, is_declared
 from headgate.admin.holders import describe_holders
 from headgate.admin.limits import BucketStatus
 from headgate.admin.nodes import node_status, unserved
@@ -23,6 +23,7 @@ from headgate.limits.key import shown_key
 from headgate.plural import counted
 from headgate.storage.endings import skipped_because
 from headgate.storage.records import FINAL_STATES, Dependency, NodeRecord
+from headgate.tasks.registry import Registry
 from headgate.tasks.status import JobStatus
 
 _UNMOVED = (
@@ -62,10 +63,9 @@ def reason_for(
     batch: BatchRecord | None,
     leaders: Sequence[Dependency],
     is_leader_final: bool,
-    is_known: bool,
+    registry: Registry,
     declared: frozenset[str],
     pause: Pause | None,
-    requires: frozenset[str],
     turn: Turn | None,
     limit_sets: Sequence[str],
     now: datetime,
@@ -73,8 +73,8 @@ def reason_for(
     """Return the first reason why the job has not started, most basic first.
 
     No limit delays a job that no running node may take, so what nodes serve and declare comes before the limits.
-    `batch` is its leader, if that is one; `leaders` are those that it counts, if it is a join. `is_known`: this program
-    declares its task; `declared` is what running nodes declare, as in `Admin.declared_by_nodes`. `pause` is that of its
+    `batch` is its leader, if that is one; `leaders` are those that it counts, if it is a join. `registry` is what this
+    program declares, `declared` what running nodes do, as in `Admin.declared_by_nodes`. `pause` is that of its
     queue or of one of its limits, `turn` its place in a fair queue. `limit_sets` are its own, the newest one of its
     task, and that of this program; empty if there is only one.
     """
@@ -95,7 +95,7 @@ def reason_for(
         status.waits_for is not None or status.predicted_start is None or status.predicted_start > now
     ):
         by_limit = _limit_reason(status, limits, now)
-    by_nodes = _node_reason(status, nodes, declared, requires, is_known=is_known, now=now)
+    by_nodes = _node_reason(status, nodes, declared, registry, now)
     if by_nodes is not None:
         return by_nodes if by_limit is None else f"{by_nodes}. Then {by_limit}"
     if by_limit is not None:
@@ -124,31 +124,32 @@ def _node_reason(
     status: JobStatus,
     nodes: Sequence[NodeRecord],
     declared: frozenset[str],
-    requires: frozenset[str],
-    *,
-    is_known: bool,
+    registry: Registry,
     now: datetime,
 ) -> str | None:
     """Return why no running node may take the job; None if one may. A stopping one takes none, a full one may later."""
     nodes = [node for node in nodes if not node.controls.is_stopping]
     # Until a release has noted what it declares, only this program is known.
-    has_declared = is_declared(status.task, status.queue, (status.task,) if is_known else (), declared)
-    if not is_known and not has_declared:
+    task, has_declared = registry.find(status.task), is_declared(status.task, status.queue, registry.names, declared)
+    if task is None and not has_declared:
         nor_nodes = f", and no running node that serves queue {status.queue!r} does" if declared else ""
         return (
             f"this program does not declare task {status.task!r}{nor_nodes}; start a worker of a program that does, or "
             "add an alias if the task was renamed"
         )
-    if not nodes:
+    if not nodes and status.queue in registry.queues:
         return "no node is running; start one with `headgate worker`"
     idle = unserved(status.queue, nodes, now)
     if idle is not None:
-        return unserved_text(*idle, is_any_alive=any(node_status(node, now).state == "alive" for node in nodes))
+        is_any_alive = any(node_status(node, now).state == "alive" for node in nodes)
+        of_other = f"no worker serves queue {idle.queue!r}; {how_to_serve(idle.queue)}"
+        return unserved_text(*idle, is_any_alive=is_any_alive) if idle.queue in registry.queues else of_other
     if not has_declared:
         return (
             f"no running node that serves queue {status.queue!r} declares task {status.task!r}, and this program does; "
             "start a worker of this release that imports its module"
         )
+    requires = frozenset[str]() if task is None else task.requires
     running = [node for node in nodes if not node.is_gone and requires.issubset(node.labels)]
     if requires and not running:
         labels = " ".join(f"--label {label}" for label in sorted(requires))

@@ -10,7 +10,7 @@ from pathlib import PurePath
 from typing import Literal, assert_never
 
 from headgate.admin.alerts import AlertStatus
-from headgate.admin.checkup import Checkup
+from headgate.admin.checkup import Checkup, how_to_serve
 from headgate.admin.nodes import NodeStatus
 from headgate.clock import SECOND, to_datetime
 from headgate.engine.lease_keeper import MAX_SKEW
@@ -255,17 +255,12 @@ def _of_nodes(checkup: Checkup) -> Iterator[Finding]:
     alive = [node for node in checkup.nodes if node.state == "alive"]
     silent = [node for node in checkup.nodes if node.state == "silent"]
     ready = sum(each.jobs for each in checkup.waiting if each.view == "ready")
-    if not alive and ready:
-        yield Finding(
-            "problem",
-            "nodes",
-            f"none is alive, and {counted(ready, 'job')} could start",
-            "start `headgate worker`",
-        )
-    elif not alive:
-        yield Finding("warning", "nodes", "none is alive, so nothing runs", "start `headgate worker`")
-    else:
+    if alive:
         yield Finding("ok", "nodes", f"{len(alive)} alive")
+    else:
+        outcome = f"and {counted(ready, 'job')} could start" if ready else "so nothing runs"
+        level: Level = "problem" if ready else "warning"
+        yield Finding(level, "nodes", f"none is alive, {outcome}", "start `headgate worker`")
     for node in silent:
         yield Finding(
             "warning",
@@ -313,7 +308,8 @@ def _of_unserved_queues(checkup: Checkup, alive: Sequence[NodeStatus]) -> Iterat
         lasting = [node for node in serving if not node.is_stopping]
         waits = f"{counted(count, 'job')} of queue {queue!r} {'waits' if count == 1 else 'wait'}"
         if alive and not serving:
-            yield Finding("problem", "queues", f"{waits}, and no running node serves it", worker_of(queue))
+            advice = worker_of(queue) if queue in checkup.queues else how_to_serve(queue)
+            yield Finding("problem", "queues", f"{waits}, and no running node serves it", advice)
         elif lasting and all(node.is_quiet for node in lasting):
             advice = f"resume one: headgate nodes resume {shlex.quote(lasting[0].name)}"
             yield Finding("problem", "queues", f"{waits}, and all nodes that serve it are quiet", advice)

@@ -136,7 +136,6 @@ class Readings:
         self._storage = storage
         self.address = address
         self._registry = registry
-        self._tasks = {name: task.queue for name, task in registry.named()}
         self.queues: QueuesAdmin = QueuesAdmin(
             storage, {name: describe_queue(queue) for name, queue in registry.queues.items()}, actor
         )
@@ -190,7 +189,7 @@ class Readings:
     @property
     def tasks(self) -> frozenset[str]:
         """The names and aliases of the tasks that this app declares."""
-        return frozenset(self._tasks)
+        return self._registry.names
 
     async def declared_by_nodes(self) -> frozenset[str]:
         """Return what running nodes declare for queues that they serve, each as `task@queue`.
@@ -321,7 +320,7 @@ class Readings:
         """
         waiting, rules = await self.waiting(), self._registry.rules
         # Batches of another app may hold its limits. Jobs of a limit that another release has may start there.
-        others = [job for job in await self._storage.jobs_of_other_limits(frozenset(rules)) if job.task in self._tasks]
+        others = [job for job in await self._storage.jobs_of_other_limits(frozenset(rules)) if job.task in self.tasks]
         elsewhere = {each.limit for each in await self._storage.settings(LIVE_FOR) if each.scope == "declared"}
         unknown, undeclared, subjects = Counter[str](), Counter[tuple[str, str]](), await self.declared_by_nodes()
         for each in waiting:
@@ -335,6 +334,7 @@ class Readings:
             nodes=await self.nodes(),
             waiting=waiting,
             pauses=await pauses_with_jobs(self._storage, waiting),
+            queues=self._registry.queues,
             unknown_tasks=unknown,
             undeclared=undeclared,
             unknown_limits={limit: job.id for job in others for limit in job.held_by_batch(rules.keys() | elsewhere)},
