@@ -29,7 +29,7 @@ TOLD = (ScheduleOverdue, ScheduleRenamed, ScheduleSuperseded, ScheduleTooFast, S
 
 def before(store: Any, trigger: Any = HOURLY, **options: Any) -> Headgate:
     """The release in which the task had its old name."""
-    app = app_on(store, **{key: options.pop(key) for key in ("clock", "schema") if key in options})
+    app = app_on(store, **{key: options.pop(key) for key in ("clock", "schema", "codec") if key in options})
 
     @app.schedule(trigger, **options)
     @app.task
@@ -58,6 +58,15 @@ class Tens:
 
     def describe(self) -> str:
         return "tens"
+
+
+class Reversed:
+    name = "reversed"
+
+    def encode(self, data: bytes) -> bytes:
+        return data[::-1]
+
+    decode = encode
 
 
 def grown(store: Any, clock: VirtualClock, ran: list[int], *, steps: int) -> Headgate:
@@ -402,14 +411,15 @@ def test_an_overdue_schedule_with_an_undeclared_custom_trigger_is_reported_once(
     run_virtual(main)
 
 
-@pytest.mark.parametrize("lacks", ["task", "step", "trigger", None])
-def test_an_overdue_schedule_is_told_where_a_task_a_step_or_its_trigger_is_not_declared(lacks: str | None) -> None:
-    """The fault: `headgate status` told only of those whose first task is not declared."""
+@pytest.mark.parametrize("lacks", ["task", "step", "trigger", "codec", None])
+def test_an_overdue_schedule_is_told_where_a_task_a_step_its_trigger_or_its_codec_is_lacking(lacks: str | None) -> None:
+    """The fault: `headgate status` told only of those whose first task is not declared, and of none without its key."""
 
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
-        tens = Tens() if lacks == "trigger" else Every(minutes=10)
-        async with grown(store, clock, [], steps=2) if lacks == "step" else before(store, tens, clock=clock) as app:
+        tens, codec = Tens() if lacks == "trigger" else Every(minutes=10), Reversed() if lacks == "codec" else None
+        invoices = before(store, tens, clock=clock, codec=codec)
+        async with grown(store, clock, [], steps=2) if lacks == "step" else invoices as app:
             await asyncio.sleep(10)
             name = (await names(app))[0]
         other = app_on(store, clock=clock)
@@ -424,7 +434,9 @@ def test_an_overdue_schedule_is_told_where_a_task_a_step_or_its_trigger_is_not_d
             await asyncio.sleep(60)
             overdue = await other.admin.schedules.overdue()
             assert [each.name for each in overdue] == ([] if lacks is None else [name])
-            assert all("does not declare" in str(each.problem) for each in overdue)
+            problem = "overdue: the payload of its jobs cannot be decoded: it is encoded with 'reversed'"
+            expected = problem if lacks == "codec" else "does not declare"
+            assert all(expected in str(each.problem) for each in overdue)
 
     run_virtual(main)
 

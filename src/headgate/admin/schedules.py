@@ -155,7 +155,7 @@ class SchedulesAdmin:
         return self._status(await self._record(name))
 
     async def overdue(self) -> Sequence[ScheduleStatus]:
-        """Return overdue schedules whose tasks or trigger this app does not declare, among the 100 due for longest."""
+        """Return overdue schedules whose tasks, trigger or codec this app does not have, of the 100 due for longest."""
         found = await self._storage.overdue_schedules(frozenset(), before=self._storage.now() - LATE)
         return [each for each in map(self._status, found) if each.is_overdue and each.problem != UNSERVED]
 
@@ -471,10 +471,8 @@ class SchedulesAdmin:
 
     def _trigger(self, record: ScheduleRecord) -> Trigger:
         declared = {name: schedule.spec.trigger for name, schedule in self._registry.schedules.items()}
-        try:
-            trigger = trigger_of(record, declared)
-        except DeclarationError as error:
-            raise UnreadableSchedule(record.name, str(error)) from None
+        self._stored_trigger(record)
+        trigger = trigger_of(record, declared)
         if trigger is None:
             raise UnknownTask(
                 f"schedule {record.name!r} has a trigger that only the app that declares it has; use that app"
@@ -545,8 +543,10 @@ class SchedulesAdmin:
             return None
         try:
             self._trigger(record)
-        except HeadgateError:
-            return "overdue: this app does not declare its trigger"
+            record.call.with_payloads(partial(self._registry.codecs.decode, what="the payload of its jobs"))
+        except HeadgateError as error:
+            is_codec = isinstance(error, PayloadError)
+            return f"overdue: {error if is_codec else 'this app does not declare its trigger'}"
         return UNSERVED
 
 
