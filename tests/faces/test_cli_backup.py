@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from headgate import Headgate
+from headgate.storage.migrations import Migration, load_migrations
+from headgate.storage.sqlite import backup, connection
 from tests.faces.one_module import OneModule, answer, call, go_into
 
 APP = """
@@ -48,6 +50,20 @@ def test_a_copy_is_a_store_with_the_same_jobs(project: OneModule) -> None:
     assert printed.exit_code == 0
     assert printed.stdout.startswith("second.db: ")
     assert printed.stdout.endswith(f" MB, checked, up to migration {told['migration']}\n")
+
+
+def test_a_release_copies_a_file_before_it_migrates_it(project: OneModule, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fault: "run `headgate migrate`", after which the release before cannot open the file any more."""
+    project.enqueue("sync", "acme")
+    known = load_migrations("sqlite")
+    newer = Migration(known[-1].number + 1, "more", "CREATE TABLE more (id integer);", "")
+    for module in (backup, connection):
+        monkeypatch.setattr(module, "load_migrations", lambda _database: [*known, newer])
+    assert answer("backup", project.target, "copy.db")["migration"] == str(known[-1])
+    assert call("migrate", project.target, "--dry-run").exit_code == 3
+    Path("jobs.db").unlink()
+    Path("jobs.db").touch()
+    assert "there are no Headgate tables" in call("backup", project.target, "second.db").stderr
 
 
 def test_a_folder_is_not_the_name_of_a_copy(project: OneModule) -> None:

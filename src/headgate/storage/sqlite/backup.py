@@ -21,12 +21,11 @@ def back_up(path: Path, copy: Path, clock: Clock, on_step: Callable[[int, int], 
 
     The copy has what was committed when the call began, and nothing later: all steps read one snapshot. Without it,
     each commit of a worker would start the copy again. Writers do not wait for a reader, but their log grows until
-    the last step. `copy` exists only when it is complete, on the disk, and checked. `on_step` gets the number of pages
-    that are still to copy, and of all pages.
+    the last step. `copy` exists only when complete, on the disk, and checked. `on_step` gets the pages left, and all.
 
     Raises StorageUnusable, for a damaged file too; StorageUnavailable for a `copy` that cannot be written.
     """
-    sqlite_file.require_prepared(path, clock)
+    sqlite_file.require_prepared(path, clock, may_be_older=True)  # a release copies it before it migrates it
     part = copy.with_name(f"{copy.name}.part")
     if copy.exists():
         raise StorageUnavailable(f"{copy} exists, and a backup overwrites nothing; name another file, or delete it")
@@ -74,7 +73,7 @@ def _check(path: Path, part: Path) -> Migration:
                 f"{path} is damaged, and so was its copy, which is deleted ({damage[0].seen}); keep older backups, "
                 "and run `headgate doctor --deep`"
             )
-    return load_migrations("sqlite")[-1]
+        return load_migrations("sqlite")[-1 - len(sqlite_file.missing_in(copied, path))]
 
 
 def _sync(folder: Path) -> None:

@@ -125,16 +125,17 @@ def prepare(path: Path, clock: Clock, *, synchronous: str, dry_run: bool = False
         raise_instead(translate(error, path), error)
 
 
-def require_prepared(path: Path, clock: Clock) -> None:
-    """Raise StorageUnusable unless `path` is a current Headgate database; writes nothing and creates no file."""
+def require_prepared(path: Path, clock: Clock, *, may_be_older: bool = False) -> None:
+    """Raise StorageUnusable unless `path` is a current Headgate database, or `may_be_older`; writes nothing."""
     if not path.exists():
         raise StorageUnusable(
             f"there is no file {path}, where the jobs of this app live; is this the right directory? A relative "
             "sqlite:/// URL is looked for in the current one. The first worker makes the file, and so does "
             "`headgate migrate`"
         )
-    missing = prepare(path, clock, synchronous="FULL", dry_run=True)
-    require_none(missing, load_migrations("sqlite"), absent=f"there are no Headgate tables in {path}", where=str(path))
+    missing, known = prepare(path, clock, synchronous="FULL", dry_run=True), load_migrations("sqlite")
+    if not may_be_older or len(missing) == len(known):
+        require_none(missing, known, absent=f"there are no Headgate tables in {path}", where=str(path))
 
 
 def translate(error: sqlite3.Error, path: Path) -> HeadgateError | None:
