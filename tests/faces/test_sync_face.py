@@ -311,3 +311,42 @@ if __name__ == "__main__":
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     with make_app(f"sqlite:///{tmp_path}/jobs.db").sync as app:
         assert app.admin.count() == 3
+
+
+@pytest.mark.parametrize("starts", ["threading.Thread(target=enqueue).start()", "ThreadPoolExecutor().submit(enqueue)"])
+def test_threads_that_outlive_the_main_one_go_on_until_they_end(tmp_path: Path, starts: str) -> None:
+    """The fault: what they awaited was cancelled, or raised NotOpen, and tasks were destroyed at the end."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"""
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+from headgate import Headgate
+
+app = Headgate("sqlite:///{tmp_path}/jobs.db")
+
+
+@app.task
+async def work(number: int) -> None: ...
+
+
+def enqueue() -> None:
+    app.sync.run(asyncio.sleep(0.5))
+    for number in range(20):
+        work.sync.enqueue(number)
+    print("enqueued")
+
+
+if __name__ == "__main__":
+    work.sync.enqueue(20)
+    {starts}
+"""
+    )
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=patient(20)
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (0, "enqueued\n", "")
+    with make_app(f"sqlite:///{tmp_path}/jobs.db").sync as app:
+        assert app.admin.count() == 21

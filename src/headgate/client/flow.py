@@ -7,9 +7,9 @@ from typing import Any, Generic, Never, TypeVar, Unpack, overload
 
 from headgate.client.client import Client
 from headgate.client.flow_builder import NOTHING, Placed, PlacedChain, PlacedStep
-from headgate.client.handles import Batch, Chain, Job, Schedule, SyncBatch, SyncChain, SyncJob, SyncSchedule
+from headgate.client.handles import Batch, Chain, Job, Schedule, SyncBatch, SyncChain, SyncJob
 from headgate.client.plan import BatchSteps, ChainSteps, Step, calls_of, checked_step, require_no_leaders, steps_in
-from headgate.client.task import Task
+from headgate.client.task import SyncTaskSchedule, Task, TaskSchedule
 from headgate.errors import DeclarationError
 from headgate.jobs.job import On, storable
 from headgate.keywords import names_keywords
@@ -91,9 +91,9 @@ class SyncChainPlan(Generic[R_co]):
         portal = client_of(self._plan).portal
         return SyncChain(portal.run(self._plan.enqueue()), portal)
 
-    def schedule(self, name: str, trigger: Trigger, **options: Unpack[ScheduleOptions]) -> SyncPlannedSchedule:
+    def schedule(self, name: str, trigger: Trigger, **options: Unpack[ScheduleOptions]) -> SyncTaskSchedule[[], Any]:
         """Same as `ChainPlan.schedule`."""
-        return SyncPlannedSchedule(self._plan.schedule(name, trigger, **options))
+        return SyncTaskSchedule(self._plan.schedule(name, trigger, **options), client_of(self._plan).portal)
 
 
 class SyncBatchPlan:
@@ -107,15 +107,15 @@ class SyncBatchPlan:
         portal = client_of(self._plan).portal
         return SyncBatch(portal.run(self._plan.enqueue()), portal)
 
-    def schedule(self, name: str, trigger: Trigger, **options: Unpack[ScheduleOptions]) -> SyncPlannedSchedule:
+    def schedule(self, name: str, trigger: Trigger, **options: Unpack[ScheduleOptions]) -> SyncTaskSchedule[[], Any]:
         """Same as `BatchPlan.schedule`."""
-        return SyncPlannedSchedule(self._plan.schedule(name, trigger, **options))
+        return SyncTaskSchedule(self._plan.schedule(name, trigger, **options), client_of(self._plan).portal)
 
 
-class PlannedSchedule:
+class PlannedSchedule(TaskSchedule[[], Any]):
     """A schedule of a chain or a batch, made at run time; `plan.schedule(…)` makes it."""
 
-    __slots__ = ("_spec", "plan")
+    __slots__ = ("plan",)
 
     def __init__(self, plan: ChainPlan[Any] | BatchPlan, spec: ScheduleSpec) -> None:
         self.plan: ChainPlan[Any] | BatchPlan = plan
@@ -129,20 +129,6 @@ class PlannedSchedule:
         client = client_of(self.plan)
         await client.put_schedule(self._spec, client.scheduled_plan(self._spec, self.plan))
         return Schedule(self._spec.name, client)
-
-
-class SyncPlannedSchedule:
-    """`PlannedSchedule` for code that cannot await."""
-
-    __slots__ = ("_schedule",)
-
-    def __init__(self, schedule: PlannedSchedule) -> None:
-        self._schedule = schedule
-
-    def enqueue(self) -> SyncSchedule[Any]:
-        """Same as `PlannedSchedule.enqueue`."""
-        portal = client_of(self._schedule.plan).portal
-        return SyncSchedule(portal.run(self._schedule.enqueue()), portal)
 
 
 Last = Call[R] | ChainPlan[R]

@@ -185,6 +185,10 @@ class Portal:
 
     def _close_at_exit(self) -> None:
         """Close the app for a program that ends without `close()`; a store that does not answer is not waited for."""
+        if _are_others_awaited():
+            # They may call until they have ended, which is when functions of `atexit` are called.
+            atexit.register(self._close_at_exit)
+            return
         self._patience = CLOSE_AT_EXIT_TIMEOUT
         with contextlib.suppress(Exception):
             self.close()
@@ -268,6 +272,12 @@ class Portal:
                 self._loop = self._thread = self._leave_app = None
                 self._entered = 0
                 self._pid = pid
+
+
+def _are_others_awaited() -> bool:
+    """Whether Python waits for other threads before it ends, but for those of event loops, which call nothing."""
+    others = [each for each in threading.enumerate() if not each.daemon and each is not threading.current_thread()]
+    return any(not each.name.startswith("asyncio_") for each in others)
 
 
 def _call_at_exit(function: WeakMethod[Callable[[], None]]) -> None:
