@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
@@ -363,3 +365,41 @@ def test_a_fork_does_not_end_the_tasks_that_wait_in_its_parent() -> None:
         assert len(lines.by_key["acme"]) == 3
         waiting.clear()
         assert answer_of_forked_child(ask) == "0 of them ended"
+
+
+@pytest.mark.parametrize("kind", ["gate", "limiter"])
+def test_an_interrupt_at_any_point_holds_up_nobody(kind: str) -> None:
+    """The fault: after Ctrl-C, all threads waited for a lock, or for a place in line, that nobody gave back.
+
+    Python handles signals when it enters a function, and after a call of a function in C.
+    """
+
+    def new_call() -> Callable[[], object]:
+        if kind == "limiter":
+            return Limiter(RateLimit("1000/s", burst=1000)).sync.try_acquire
+        gate = RateGate(1, per=0.001)
+        gate.wait()
+        return gate.wait
+
+    point, is_interrupted = 0, True
+    while is_interrupted:
+        point, left, is_interrupted = point + 1, point + 1, False
+        call = new_call()
+
+        def interrupt(_frame: object, event: str, _argument: object) -> None:
+            nonlocal left
+            if event in ("call", "c_return"):
+                left -= 1
+                if left == 0:
+                    sys.setprofile(None)
+                    raise KeyboardInterrupt
+
+        try:
+            sys.setprofile(interrupt)
+            call()
+        except KeyboardInterrupt:
+            is_interrupted = True
+        finally:
+            sys.setprofile(None)
+        InThread(call).end(2)
+    assert point > 10

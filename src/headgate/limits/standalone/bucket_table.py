@@ -159,9 +159,8 @@ class BucketTable:
         While other callers wait for the key, it is refused. Raises CostExceedsLimit if `cost` can never be granted.
         """
         # The only method that is called a million times a second, so it has shortcuts that the others do not have.
-        rule, states, lock = self.rule, self._states, self.lock
-        lock.acquire()
-        try:
+        rule, states = self.rule, self._states
+        with self.lock:
             now = self.clock.monotonic() + self.ahead
             state = states.recent.get(key)
             if state is None or now >= states.check_at:
@@ -185,8 +184,6 @@ class BucketTable:
             if self._lines_by_key and self.lines.has_waiter(key):
                 return Decision(False, now, now + 1, rule, state)
             states.recent[key] = after
-        finally:
-            lock.release()
         return Decision(True, now, now, rule, after)
 
     def take_first(self, key: str, cost: int, refused_at: int) -> Decision:

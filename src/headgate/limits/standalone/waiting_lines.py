@@ -67,13 +67,16 @@ class WaitingLines:
     def wait(self, key: str, attempt: Acquisition, until: int | None) -> bool:
         """Block this thread until the attempt goes; False once clock time `until` has come. Raises GateClosed."""
         waiter = _Thread(self._clock)
-        self._join(key, waiter)
         try:
+            self._join(key, waiter)
             while (sleep_until := self._try(key, waiter, attempt, until)) is not None:
                 waiter.sleep(sleep_until)
             return waiter.has_started
         finally:
-            self._leave(key, waiter)
+            # Before any call: if an interrupt comes in one of these, `_first` removes it.
+            waiter.has_left = True
+            with self._lock:
+                self._remove(key, waiter)
 
     async def wait_async(self, key: str, attempt: Acquisition, until: int | None) -> bool:
         """Do the same in a task."""
@@ -84,7 +87,13 @@ class WaitingLines:
                 await waiter.sleep(sleep_until)
             return waiter.has_started
         finally:
-            self._leave(key, waiter)
+            # If its loop was closed, the garbage collector calls this, maybe in a thread that holds the lock; then
+            # `_first` removes the waiter.
+            if self._lock.acquire(blocking=not waiter.is_gone()):
+                try:
+                    self._remove(key, waiter)
+                finally:
+                    self._lock.release()
 
     def has_waiter(self, key: str) -> bool:
         """Return whether anybody waits for the key; the caller holds the lock."""
@@ -123,7 +132,7 @@ class WaitingLines:
                 if removed_any:
                     first.wake()
                 return first
-            # Its event loop was closed, so it will never try, and its timer is gone.
+            # Its event loop was closed, or its thread was interrupted, so it will never try.
             del line[first]
             removed_any = True
         self.by_key.pop(key, None)
@@ -133,29 +142,22 @@ class WaitingLines:
         with self._lock:
             self.by_key.setdefault(key, OrderedDict())[waiter] = None
 
-    def _leave(self, key: str, waiter: _Waiter) -> None:
-        # If its loop was closed, the garbage collector calls this, maybe in a thread that holds the lock; then `_first`
-        # removes the waiter.
-        if not self._lock.acquire(blocking=not waiter.is_gone()):
-            return
-        try:
-            line: dict[_Waiter, None] = self.by_key.get(key, {})
-            was_first = next(iter(line), None) is waiter
-            # `_first` may have removed it.
-            line.pop(waiter, None)
-            if was_first:
-                self.call_first(key)
-        finally:
-            self._lock.release()
+    def _remove(self, key: str, waiter: _Waiter) -> None:
+        line: dict[_Waiter, None] = self.by_key.get(key, {})
+        was_first = next(iter(line), None) is waiter
+        # `_first` may have removed it.
+        line.pop(waiter, None)
+        if was_first:
+            self.call_first(key)
 
 
 class _Thread:
     """A waiting thread."""
 
-    __slots__ = ("_clock", "_wakeup", "has_started")
+    __slots__ = ("_clock", "_wakeup", "has_left", "has_started")
 
     def __init__(self, clock: Clock) -> None:
-        self.has_started = False
+        self.has_started = self.has_left = False
         self._clock = clock
         self._wakeup = threading.Lock()
         self._wakeup.acquire()
@@ -170,7 +172,7 @@ class _Thread:
             self._wakeup.release()
 
     def is_gone(self) -> bool:
-        return False
+        return self.has_left
 
 
 class _Task:
