@@ -21,6 +21,7 @@ from headgate.clock import SystemClock
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import JobEnqueued
 from headgate.storage.sqlite.storage import SqliteStorage
+from tests.durability.threads import InThread
 from tests.internals import app_on, client_of, store_of, writer_of
 from tests.until import patient, until_now
 
@@ -265,6 +266,38 @@ def test_a_signal_handler_in_the_middle_of_a_commit_is_refused_instead_of_waitin
     assert "this would wait for the transaction that is open here" in errors[0]
     note.sync.enqueue(3)
     assert numbers(app) == [0, 1, 3]
+
+
+def test_a_signal_handler_at_any_point_enqueues_or_is_refused(app: Headgate) -> None:
+    """The fault: while its thread made an id, or counted a job, both waited for ever."""
+    note, point, is_interrupted, stored = app.tasks["note"], 0, True, [0]
+
+    def enqueue() -> None:
+        nonlocal is_interrupted
+        left = point
+
+        def handle(_frame: object, event: str, _argument: object) -> None:
+            nonlocal left, is_interrupted
+            if event in ("call", "c_return"):
+                left -= 1
+                if left == 0:
+                    sys.setprofile(None)
+                    is_interrupted = True
+                    with contextlib.suppress(HeadgateError):
+                        note.sync.enqueue(-point)
+                        stored.append(-point)
+
+        sys.setprofile(handle)
+        note.sync.enqueue(point)
+        sys.setprofile(None)
+        stored.append(point)
+
+    while is_interrupted:
+        point, is_interrupted = point + 1, False
+        until_now(lambda: store_of(app).can_add_in_thread)
+        InThread(enqueue).end(5)
+    assert point > 100
+    assert sorted(numbers(app)) == sorted(stored)
 
 
 def test_the_loop_of_the_app_is_still_refused(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ class HistoryWriter:
         self._named = NamedKeys()
         # What threads have enqueued since the last write, by step, queue and task.
         self._of_threads: Counter[tuple[int, str, str]] = Counter()
-        self._threads_lock = threading.Lock()
+        self._threads_lock = threading.RLock()
         self._is_open = False
         self._timer: Timer | None = None
         self._writing: asyncio.Task[None] | None = None

@@ -177,13 +177,12 @@ class IdSource:
     def next(self, now: int, *, is_batch: bool = False) -> str:
         """Return a new id of a job or a batch that is enqueued at `now` (wall microseconds)."""
         stamp = max(now - EPOCH, 1)
+        if not self.has_producer:
+            self.set_producer(None)
+        # Without a call in it: a signal handler that enqueues there would wait for the thread that it interrupts.
         with self._lock:
-            if self._producer is None or self._process != os.getpid():
-                self.set_producer(None)
-            if stamp <= self._last:
-                stamp = self._last + 1
-            self._last = stamp
-            return job_text((stamp % _STAMPS) << 12 | (self._producer or 0) << 1 | is_batch)
+            self._last = stamp = stamp if stamp > self._last else self._last + 1
+        return job_text((stamp % _STAMPS) << 12 | (self._producer or 0) << 1 | is_batch)
 
     def unique(self, now: int) -> str:
         """Return a UUID of version 7, for rows that no other process may have the id of: nodes, alerts, requests."""
