@@ -38,15 +38,16 @@ asyncio.run(main())
     assert received.stdout.strip() == repr({oct(expected)})
 
 
-@pytest.fixture
-def shared_folder(tmp_path: Path) -> Iterator[Path]:
+@pytest.fixture(params=[0o007, 0o022])
+def shared_folder(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
     tmp_path.chmod(0o2770)
-    was = os.umask(0o007)
+    was = os.umask(request.param)
     yield tmp_path
     os.umask(was)
 
 
 async def test_in_a_folder_that_is_shared_with_a_group_the_group_may_write_the_file(shared_folder: Path) -> None:
+    """The fault: with the usual umask, 022, the workers of other users could not write."""
     async with Headgate(f"sqlite:///{shared_folder}/jobs.db").open():
         assert modes(shared_folder) == {0o660}
 

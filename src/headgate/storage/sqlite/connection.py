@@ -281,18 +281,18 @@ def _create_private(path: Path) -> None:
     """Create a missing file for its owner alone; SQLite gives the files beside it the same permissions.
 
     `path` is no link: SQLite itself would let all read the file that it refers to. In a folder that is shared with a
-    group (setgid and writable for the group), the group may read and write it too.
+    group (setgid and writable for the group), the group may read and write it too, whatever the umask is.
     """
-    mode = stat.S_IFREG | (0o660 if is_shared(path.parent) else 0o600)
-    try:
-        # Created without being opened if possible: closing a file drops all locks that this process has on it.
-        os.mknod(path, mode)
-    except PermissionError:
-        # Some systems allow only root to call mknod. If the folder is not writable, SQLite reports it better.
-        with contextlib.suppress(OSError):
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, mode & 0o777))
-    except (AttributeError, OSError):
-        return
+    mode = 0o660 if is_shared(path.parent) else 0o600
+    # It may be there already. If the folder is not writable, SQLite reports it better.
+    with contextlib.suppress(OSError):
+        try:
+            # Created without being opened if possible: closing a file drops all locks that this process has on it.
+            os.mknod(path, stat.S_IFREG | mode)
+        except (AttributeError, PermissionError):
+            # Some systems allow only root to call mknod.
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, mode))
+        path.chmod(mode)
 
 
 def is_shared(folder: Path) -> bool:
