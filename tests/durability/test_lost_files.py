@@ -126,6 +126,17 @@ async def test_a_file_behind_a_symbolic_link_is_watched_too(tmp_path: Path) -> N
         await until_it_is_noticed(storage)
 
 
+async def test_a_link_that_leads_to_another_file_is_noticed(tmp_path: Path) -> None:
+    """The fault: new readers and the transactions of handlers used the other file, everything else the first one."""
+    link = tmp_path / "link.db"
+    link.symlink_to(tmp_path / "first.db")
+    async with open_store(tmp_path / "other.db"), open_store(link) as storage:
+        unlink(link)
+        link.symlink_to(tmp_path / "other.db")
+        with pytest.raises(StorageUnavailable, match=r"link\.db was removed or replaced while it was open"):
+            await storage.add([new_job(now=1)])
+
+
 async def test_a_worker_stops_claiming_when_its_file_is_gone(database: Path) -> None:
     app = Headgate(f"sqlite:///{database}")
     failed = asyncio.Event()

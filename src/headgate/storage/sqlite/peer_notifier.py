@@ -41,10 +41,10 @@ class PeerNotifier:
         wake: Wake,
         on_lost: Callable[[HeadgateError], None],
     ) -> None:
+        self._path = path
+        self._file = str(path)
         # SQLite keeps its log beside the file itself, even if the path is a link to it.
-        self._path = path.resolve()
-        self._file = str(self._path)
-        self._log = f"{self._path}-wal"
+        self._log = f"{path.resolve()}-wal"
         self._clock = clock
         self._look = look
         self._wake = wake
