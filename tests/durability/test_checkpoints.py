@@ -155,3 +155,11 @@ async def test_a_log_that_a_reader_let_grow_shrinks_when_it_is_reset(
         await storage.add([new_job(now=1)])
         assert size(log) <= 4 * EVERY * FRAME
         assert await on_writer(storage, "PRAGMA integrity_check") == [("ok",)]
+
+
+async def test_a_reader_that_is_the_last_to_close_the_file_syncs_it(tmp_path: Path) -> None:
+    """The fault: the log was removed before the disk had its pages, where a program ended without closing its app."""
+    async with open_store(tmp_path / "jobs.db") as storage:
+        for name in ("lookups", "lists", "counts"):
+            found = await storage._query(name, lambda connection: connection.execute("PRAGMA synchronous").fetchone())
+            assert found == (2,)

@@ -80,8 +80,8 @@ class Reader:
     """Runs queries one after another, beside the writer and beside other readers."""
 
     def __init__(self, path: Path, name: str) -> None:
-        # It only waits for a file that is being opened or recovered.
-        self._connection = connect(path, synchronous="OFF", timeout=10)
+        # It only waits for a file that is being opened or recovered. It syncs the file if it is the last to close it.
+        self._connection = connect(path, synchronous="FULL", timeout=10)
         self._connection.execute("PRAGMA query_only = ON")
         self._thread = CallThread(f"headgate-sqlite-{name}")
 
