@@ -34,6 +34,11 @@ def unlink_the_log(path: Path) -> None:
     unlink(log_of(path))
 
 
+def unlink_the_locks(path: Path) -> None:
+    """Without them, two processes write at once."""
+    unlink(path.with_name(f"{path.name}-shm"))
+
+
 async def until_it_is_noticed(storage: SqliteStorage) -> None:
     """Each look that still succeeds is followed by another; five seconds are promised, on a quiet machine."""
 
@@ -47,7 +52,7 @@ async def until_it_is_noticed(storage: SqliteStorage) -> None:
     await until(is_noticed, 5)
 
 
-@pytest.mark.parametrize("loss", [unlink, move_away, replace_with_a_copy, unlink_the_log])
+@pytest.mark.parametrize("loss", [unlink, move_away, replace_with_a_copy, unlink_the_log, unlink_the_locks])
 async def test_a_deleted_file_is_noticed_and_every_operation_raises(
     loss: Callable[[Path], None], database: Path
 ) -> None:
@@ -84,7 +89,7 @@ async def test_a_deleted_file_is_noticed_and_every_operation_raises(
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("loss", [unlink, move_away, replace_with_a_copy, unlink_the_log])
+@pytest.mark.parametrize("loss", [unlink, move_away, replace_with_a_copy, unlink_the_log, unlink_the_locks])
 async def test_no_job_is_accepted_into_a_file_that_was_just_deleted(
     loss: Callable[[Path], None], database: Path
 ) -> None:
@@ -101,7 +106,7 @@ async def test_no_job_is_accepted_into_a_file_that_was_just_deleted(
                 await work.enqueue()
 
 
-@pytest.mark.parametrize("loss", [unlink, move_away, replace_with_a_copy, unlink_the_log])
+@pytest.mark.parametrize("loss", [unlink, move_away, replace_with_a_copy, unlink_the_log, unlink_the_locks])
 async def test_a_transaction_on_a_file_that_was_just_deleted_is_not_reported_as_committed(
     loss: Callable[[Path], None], database: Path
 ) -> None:

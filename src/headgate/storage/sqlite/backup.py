@@ -41,7 +41,12 @@ def back_up(path: Path, copy: Path, clock: Clock, on_step: Callable[[int, int], 
         _copy(path, part, on_step)
         version = _check(path, part)
         part.rename(copy)
-        _sync(copy.parent)
+        # The disk has to keep the new name, too.
+        folder = os.open(copy.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
         return version
     except sqlite3.Error as error:
         is_damaged = error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
@@ -74,12 +79,3 @@ def _check(path: Path, part: Path) -> Migration:
                 "and run `headgate doctor --deep`"
             )
         return load_migrations("sqlite")[-1 - len(sqlite_file.missing_in(copied, path))]
-
-
-def _sync(folder: Path) -> None:
-    """Let the disk keep the name of a new file."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

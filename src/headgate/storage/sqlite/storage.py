@@ -175,7 +175,12 @@ class SqliteStorage(Store):
         # A lock belongs to one event loop.
         self._transaction_turn, self._transaction_start = asyncio.Lock(), OutageLock()
         try:
-            await self._take_connections(self._write_thread, migrate)
+            connecting = self._in_thread(self._write_thread, self._connect, migrate)
+            # A thread cannot be cancelled, and the connections that it opens have to be closed.
+            try:
+                await shield_until_done(connecting)
+            finally:
+                self._writer, self._checkpointer, self._readers, self._ahead = connecting.result()
             self._peers = PeerNotifier(self.path, self.clock, self._read_data_version, self._wake, self._break)
             await self._peers.open()
         except BaseException as error:
@@ -199,14 +204,6 @@ class SqliteStorage(Store):
             except sqlite3.Error as error:
                 raise_instead(sqlite_file.translate(error, self.path), error)
         return applied
-
-    async def _take_connections(self, thread: CallThread, migrate: bool) -> None:
-        connecting = self._in_thread(thread, self._connect, migrate)
-        # A thread cannot be cancelled, and the connections that it opens have to be closed.
-        try:
-            await shield_until_done(connecting)
-        finally:
-            self._writer, self._checkpointer, self._readers, self._ahead = connecting.result()
 
     def _connect(self, migrate: bool) -> tuple[sqlite3.Connection, Checkpointer, dict[str, Reader], int]:
         if migrate:
