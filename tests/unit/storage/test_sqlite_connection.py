@@ -12,6 +12,7 @@ import pytest
 from headgate.errors import StorageUnavailable, StorageUnusable
 from headgate.storage.sqlite import connection
 from headgate.storage.sqlite.connection import connect, lock_holder, mount_of, translate
+from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.manual_clock import ManualClock
 
 MOUNTS = (
@@ -104,9 +105,13 @@ def test_a_programming_error_is_not_translated() -> None:
 
 def test_an_old_sqlite_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "OLDEST_SQLITE", (99, 0, 0))
-    with pytest.raises(StorageUnusable, match=r"comes with SQLite .*; Headgate needs 99\.0\.0 or newer"):
+    refused = r"comes with SQLite .*; Headgate needs 99\.0\.0 or newer"
+    with pytest.raises(StorageUnusable, match=refused):
         connection.prepare(tmp_path / "jobs.db", ManualClock(), synchronous="FULL")
     assert not (tmp_path / "jobs.db").exists()
+    # The fault: on Debian 11, a job in memory ended with a syntax error near RETURNING.
+    with pytest.raises(StorageUnusable, match=refused):
+        MemoryStorage(ManualClock())
 
 
 LOCKS = """1: FLOCK  ADVISORY  WRITE 11 08:01:{inode} 0 EOF

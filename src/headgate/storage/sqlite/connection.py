@@ -92,11 +92,7 @@ def prepare(path: Path, clock: Clock, *, synchronous: str, dry_run: bool = False
     Returns the migrations that were applied. With `dry_run`, it returns those that would be, writes nothing and creates
     no file.
     """
-    if sqlite3.sqlite_version_info < OLDEST_SQLITE:
-        raise StorageUnusable(
-            f"this Python comes with SQLite {sqlite3.sqlite_version}; Headgate needs "
-            f"{'.'.join(map(str, OLDEST_SQLITE))} or newer"
-        )
+    require_version()
     _require_local(path)
     try:
         _require_headgate_file(path)
@@ -123,6 +119,15 @@ def prepare(path: Path, clock: Clock, *, synchronous: str, dry_run: bool = False
             connection.close()
     except sqlite3.Error as error:
         raise_instead(translate(error, path), error)
+
+
+def require_version() -> None:
+    """Raise StorageUnusable if the SQLite of this Python is too old."""
+    if sqlite3.sqlite_version_info < OLDEST_SQLITE:
+        raise StorageUnusable(
+            f"this Python comes with SQLite {sqlite3.sqlite_version}; Headgate needs "
+            f"{'.'.join(map(str, OLDEST_SQLITE))} or newer"
+        )
 
 
 def require_prepared(path: Path, clock: Clock, *, may_be_older: bool = False) -> None:

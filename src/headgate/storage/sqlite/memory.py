@@ -15,7 +15,7 @@ from headgate.errors import StorageUnusable, UnfitConnection
 from headgate.jobs.job import NewJob
 from headgate.storage.facts import MemoryFacts, StoreFacts
 from headgate.storage.migrations import Migration
-from headgate.storage.sqlite.connection import connect, migrate
+from headgate.storage.sqlite.connection import connect, migrate, require_version
 from headgate.storage.sqlite.storage import SqliteStorage
 from headgate.storage.sqlite.transactions import Write
 
@@ -93,6 +93,7 @@ def _unreachable() -> UnfitConnection:
 
 def _connect() -> sqlite3.Connection:
     """Open a new database. Copying an empty one takes 0.3 ms; creating the schema takes 2.6 ms."""
+    require_version()
     connection = connect(IN_MEMORY, synchronous="OFF", timeout=0)
     _empty_database().backup(connection)
     # A copy is another database.
