@@ -18,6 +18,7 @@ from click.testing import CliRunner, Result
 from headgate import Headgate
 from headgate.cli.main import main
 from headgate.urls import displayed_url
+from tests.durability.files import corrupt
 from tests.durability.postgres import ask
 from tests.redis_server import server_in
 
@@ -117,6 +118,24 @@ def test_a_file_that_is_not_a_database_is_a_finding(folder: Path) -> None:
     assert code == 1
     assert found["store"][0] == "problem"
     assert "is not a SQLite database" in found["store"][1]
+
+
+def test_a_damaged_file_is_a_problem_after_which_no_worker_continues(folder: Path) -> None:
+    """The fault: below "restore a backup", it said that workers would continue by themselves."""
+    target = project(folder)
+    app: Headgate = importlib.import_module(target.partition(":")[0]).app
+
+    async def fill() -> None:
+        async with app.open():
+            await app.tasks["sync"].enqueue_many([()] * 3000)
+
+    asyncio.run(fill())
+    # All but the first pages, where the schema is.
+    corrupt(folder / "jobs.db", 100)
+    result = CliRunner().invoke(main, ["doctor", target, "--quiet"])
+    assert result.exit_code == 1
+    assert "is damaged or not a SQLite database" in result.output
+    assert "do: the error says what to do\n" in result.output
 
 
 @pytest.mark.slow

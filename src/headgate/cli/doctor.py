@@ -20,7 +20,7 @@ from headgate.admin.findings import Finding, Level, findings_of
 from headgate.app import Headgate
 from headgate.cli.locate import locate, takes_app
 from headgate.cli.output import json_option, make_console, print_json
-from headgate.errors import HeadgateError, StorageUnavailable
+from headgate.errors import HeadgateError, StorageLost, StorageUnavailable
 from headgate.escaping import printable
 from headgate.limits.bucket_store import ReportsServer
 from headgate.limits.standalone.limiter import open_store
@@ -77,11 +77,10 @@ async def _examine(app: Headgate, target: str, *, deep: bool) -> list[Finding]:
         found.append(Finding("ok", "migrations", "up to date"))
         async with app.open(migrate=False):
             return [*found, *(_with_target(each, target) for each in findings_of(await app.admin.checkup(deep=deep)))]
-    except StorageUnavailable as error:
-        advice = "repair the server, the disk or the address, as the error says; workers then continue by themselves"
-        return [*found, Finding("problem", "store", str(error), advice)]
     except HeadgateError as error:
-        return [*found, Finding("problem", "store", str(error), "the error says what to do")]
+        advice = "repair the server, the disk or the address, as the error says; workers then continue by themselves"
+        is_away = isinstance(error, StorageUnavailable) and not isinstance(error, StorageLost)
+        return [*found, Finding("problem", "store", str(error), advice if is_away else "the error says what to do")]
 
 
 def _with_target(finding: Finding, target: str) -> Finding:
