@@ -65,7 +65,7 @@ AND EXISTS (
 
 -- part: is_wanted
 -- Whether a lane is read: with :known_only, only one that this node can claim from.
-(NOT :known_only::boolean OR (@lane_is_known))
+(NOT :known_only::boolean OR @lane_is_known)
 
 -- part: lane_fields [postgres]
 -- The fields of a lane as the snapshot has it. A lane that was asleep is in line since it woke.
@@ -448,11 +448,11 @@ WITH RECURSIVE known (id, number) AS (
     WHERE id IS NOT NULL AND number <= 100
 ),
 candidate AS (
-    SELECT id FROM known
-    UNION
     SELECT id FROM (SELECT turn_group.id FROM known @looked_up(
         turn_group, number > 100 AND known.id IS NOT NULL AND @has_lanes_behind($queue) ORDER BY virtual_time LIMIT :most::integer
     )) AS first
+    UNION
+    SELECT id FROM known
 )
 SELECT turn_group.id, row_number() OVER (ORDER BY virtual_time, turn_group.id) AS number
 FROM candidate @looked_up(turn_group, turn_group.id = candidate.id)
