@@ -31,8 +31,8 @@ from headgate.storage.migrations import Migration, load_migrations, pending, req
 APPLICATION_ID = 0x48_64_67_74
 """`Hdgt`, stored in the file's header: distinguishes a Headgate database from another program's."""
 
-OLDEST_SQLITE = (3, 35, 0)
-"""The first version with UPDATE … FROM and generated columns."""
+OLDEST_SQLITE = (3, 36, 0)
+"""Versions before it have no RETURNING, or may give its columns other names."""
 
 CHECKPOINT_EVERY = 4000
 """Frames of the log between two checkpoints: 16 MiB. Each checkpoint syncs the file twice."""
