@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -37,6 +38,11 @@ def unlink_the_log(path: Path) -> None:
 def unlink_the_locks(path: Path) -> None:
     """Without them, two processes write at once."""
     unlink(path.with_name(f"{path.name}-shm"))
+
+
+def unlink_the_log_and_the_locks(path: Path) -> None:
+    unlink_the_log(path)
+    unlink_the_locks(path)
 
 
 async def until_it_is_noticed(storage: SqliteStorage) -> None:
@@ -173,6 +179,52 @@ async def test_a_lost_file_does_not_stop_an_app_from_closing(database: Path) -> 
     unlink(database)
     await until_it_is_noticed(storage)
     await asyncio.wait_for(storage.close(), patient(5))
+
+
+ADD = """
+import asyncio, sys
+from pathlib import Path
+from tests.durability.stores import new_job, open_store
+
+async def add():
+    async with open_store(Path(sys.argv[1])) as storage:
+        for _ in range(5):
+            await storage.add([new_job(now=1, task="other")])
+
+asyncio.run(add())
+"""
+
+
+async def add_in_another_process(path: Path) -> None:
+    adding = await asyncio.create_subprocess_exec(sys.executable, "-c", ADD, path)
+    assert await adding.wait() == 0
+
+
+@pytest.mark.parametrize("loss", [unlink_the_locks, unlink_the_log_and_the_locks])
+async def test_closing_keeps_what_others_have_written_since_a_loss(
+    loss: Callable[[Path], None], database: Path
+) -> None:
+    """The fault: closing copied the log that it knew into the file, and removed the log with the jobs of others."""
+    async with open_store(database) as storage:
+        await storage.add([new_job(now=1)])
+        loss(database)
+        await add_in_another_process(database)
+    async with open_store(database) as storage:
+        # Those that were added before are in the log that was removed.
+        assert (await storage.counts())[0].waiting == (5 if loss is unlink_the_log_and_the_locks else 6)
+        assert (await storage.check_indexes()).contradictions == ()
+
+
+async def test_no_write_replaces_what_others_have_written_since_a_loss(database: Path) -> None:
+    """The fault: it was noticed after the commit, which had overwritten the jobs of others in the log."""
+    async with open_store(database) as storage:
+        await storage.add([new_job(now=1)])
+        unlink_the_locks(database)
+        await add_in_another_process(database)
+        with pytest.raises(StorageUnavailable, match=r"was removed or replaced while it was open"):
+            await storage.add([new_job(now=1)])
+    async with open_store(database) as storage:
+        assert (await storage.counts())[0].waiting == 6
 
 
 async def test_the_error_of_a_lost_file_does_not_grow_with_its_calls(database: Path) -> None:

@@ -135,12 +135,23 @@ class PeerNotifier:
 
     def _identify(self) -> Sequence[tuple[int, int] | None]:
         """Return the identities of the file, its log and its locks, which stay while any process has the file open."""
-        statuses = _status(self._file), _status(self._log), _status(self._locks)
-        return [None if status is None else (status.st_dev, status.st_ino) for status in statuses]
+        return [_identity(path) for path in (self._file, self._log, self._locks)]
 
     def is_file_lost(self) -> bool:
         """Whether the file, its log or its locks are not those that were opened; three file lookups, 6 µs."""
         return self._identify() != self._identity
+
+    def is_index_lost(self) -> bool:
+        """Whether `-shm` is not the one that was opened; one file lookup, 2 µs.
+
+        It has SQLite's locks and its index of the log. Processes that open the file now have new ones, and append to
+        the same log what this process does not know of.
+        """
+        return _identity(self._locks) != self._identity[2]
+
+    def may_others_have_written(self) -> bool:
+        """Whether the log may have more than this process knows of; a checkpoint of what it knows would damage that."""
+        return self.is_index_lost() and None not in self._identify()[:2]
 
     def lost(self) -> StorageLost:
         """Return the error that every verb raises then."""
@@ -167,3 +178,8 @@ def _status(path: str) -> os.stat_result | None:
         return os.stat(path)  # noqa: PTH116 (at each commit, and Path.stat takes twice as long)
     except OSError:
         return None
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    status = _status(path)
+    return None if status is None else (status.st_dev, status.st_ino)

@@ -269,18 +269,20 @@ class SqliteStorage(Store):
             return
         if self._peers is not None:
             await self._peers.close()
-            self._peers = None
         await self._batcher.drain()
+        peers, self._peers = self._peers, None
         readers, self._readers = self._readers, {}
         if "searches" in readers:
             readers["searches"].interrupt()
         thread, self._write_thread = self._write_thread, None
         checkpointer, self._checkpointer = self._checkpointer, None
-        for reader in readers.values():
-            await reader.close()
-        if checkpointer is not None:
-            await self._in_thread(thread, checkpointer.close)
-        await self._in_thread(thread, self._alone, self._close_writer)
+        must_not = peers is not None and peers.may_others_have_written()
+        with sqlite_file.without_checkpoint(self.path) if must_not else contextlib.nullcontext():
+            for reader in readers.values():
+                await reader.close()
+            if checkpointer is not None:
+                await self._in_thread(thread, checkpointer.close)
+            await self._in_thread(thread, self._alone, self._close_writer)
         thread.shutdown()
         # A transaction that is still open refers to its thread, which ends after it.
         self._transaction_thread = None
@@ -436,6 +438,7 @@ class SqliteStorage(Store):
             block.callback(setattr, current, "is_open", False)
             _transactions.set((*(each for each in _transactions.get() if each.is_open), current))
             yield connection
+            self._require_index()
             # To its end, even if the caller is cancelled.
             with self._translating():
                 await shield_until_done(self._in_thread(thread, connection.execute, "COMMIT"))
@@ -537,6 +540,8 @@ class SqliteStorage(Store):
                 if self._peers is not None and any(write.wakes or write.ends_jobs for write in group):
                     # Read here, so that a node that has just joined is notified too.
                     self._ports = _decode_ports(connection.execute(_PORTS).fetchall()[0][0])
+                # What it wrote would replace what others have written since.
+                self._require_index()
                 connection.execute("COMMIT")
             except BaseException:
                 # The settings that were read may not have been committed.
@@ -636,9 +641,18 @@ class SqliteStorage(Store):
     def _require_same_file(self) -> None:
         peers = self._peers
         if peers is not None and peers.is_file_lost():
-            lost = peers.lost()
-            self._break(lost)
-            raise lost
+            raise self._lost(peers)
+
+    def _require_index(self) -> None:
+        """Raise if SQLite's index of the log is not the one that others use; see `PeerNotifier.is_index_lost`."""
+        peers = self._peers
+        if peers is not None and peers.is_index_lost():
+            raise self._lost(peers)
+
+    def _lost(self, peers: PeerNotifier) -> StorageLost:
+        lost = peers.lost()
+        self._break(lost)
+        return lost
 
     def _require_usable(self) -> None:
         if self._broken is not None:
@@ -692,6 +706,7 @@ class SqliteStorage(Store):
             return 0
         with self._translating():
             if self._checkpointer is not None and self._checkpointer.is_due():
+                self._require_index()
                 self._checkpointer.run()
             return int(self._writer.execute("PRAGMA data_version").fetchone()[0])
 
