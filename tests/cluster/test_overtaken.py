@@ -609,6 +609,18 @@ async def test_a_fair_claim_takes_the_next_keys_instead_of_those_that_another_cl
     assert len({key_of(job) for job in started}) == 29
 
 
+async def test_a_fair_claim_reads_a_new_snapshot_if_others_have_visited_nearly_all_keys_of_its_last_one(
+    stores: TwoStores,
+) -> None:
+    """The fault: one of the keys that were left filled all slots."""
+    await add_of_keys(stores, 80)
+    started = await stores.left.take(10)
+    for _ in range(5):
+        started += await stores.right.take(10)
+    started += await stores.left.take(10)
+    assert len({key_of(job) for job in started}) == 70
+
+
 async def test_keys_that_two_claims_merge_at_once_begin_a_fair_line_at_the_same_turn(stores: TwoStores) -> None:
     """The fault: those of the later merge came after as many turns as it was hundredths of a second later."""
     stores.set_rules(**turns())

@@ -353,6 +353,13 @@ class SnapshotClaim:
             # The next ones in line of the same queue, of which all buckets are locked.
             held += await self._lock_first([LaneVisit(row) for row in rows], missing)
             self._visits.update((visit.row.id, visit) for visit in held)
+        if (
+            not self._snapshot.is_fresh
+            and len(held) < len(visits)
+            and any(self._plan.fair.step(visit.row) for visit in visits)
+        ):
+            # Others have visited nearly all that an older snapshot has left. One key would get the turns of several.
+            raise ClaimConflict
         return held
 
     async def _lock_first(self, visits: Sequence[LaneVisit], most: Mapping[str, int]) -> list[LaneVisit]:
