@@ -75,7 +75,7 @@ class Fetcher:
                         fetcher.note_taken(ref, 1 if job.costs is None else job.costs[index])
 
     async def flush(self, seconds: float) -> None:
-        """Wait at most `seconds` until all amendments are sent; drop the pending requests for starts."""
+        """Wait at most `seconds` until all amendments are sent and unused starts are given back; request no more."""
         await asyncio.gather(*(fetcher.flush(seconds) for fetcher in self._fetchers))
 
     async def run(self) -> None:
@@ -105,8 +105,8 @@ class StoreFetcher(WithServices):
         """What jobs took here of the starts that may have to be given back."""
         self._amendments: deque[Amendment] = deque()
         self._penalties: dict[BucketRef, int] = {}
-        self._is_ending = False
-        # How many starts are being given back beside the fetches.
+        self._ending = asyncio.Event()
+        # Of how many fetches unused starts may still have to be given back.
         self._returning = 0
         self._wakeup = asyncio.Event()
         self._is_empty = asyncio.Event()
@@ -144,8 +144,8 @@ class StoreFetcher(WithServices):
         self._wakeup.set()
 
     async def flush(self, seconds: float) -> None:
-        """Wait at most `seconds` until all amendments are sent; drop the pending requests for starts."""
-        self._is_ending = True
+        """Wait at most `seconds` until all amendments are sent and unused starts are given back; request no more."""
+        self._ending.set()
         self._needed.clear()
         self._is_empty.clear()
         self._wakeup.set()
@@ -176,6 +176,7 @@ class StoreFetcher(WithServices):
                     ]
                     replaced = await self._deposit(deposits)
                     seconds = FETCHES_KEPT * (self._clock.monotonic() - began) / SECOND
+                    self._returning += 1
                     withdrawals.create_task(self._return_unused(deposits, replaced, max(WITHDRAW_AFTER, seconds)))
                 self.is_fetching = bool(self._needed)
                 if not self._wakeup.is_set() and not self._returning:
@@ -225,7 +226,7 @@ class StoreFetcher(WithServices):
     @property
     def _holds_back(self) -> bool:
         """Whether penalties and amendments wait until the store is called again. At the end of the node, none does."""
-        return self._is_paused and not self._is_ending
+        return self._is_paused and not self._ending.is_set()
 
     def _pause(self, error: HeadgateError) -> None:
         """Call the store no more for 0.5 s to 30 s, longer after each failure."""
@@ -308,7 +309,7 @@ class StoreFetcher(WithServices):
         """Give back the starts that were replaced, and after so many seconds those that no job has taken."""
         for deposit, balance in zip(deposits, replaced, strict=False):
             await self._give_back(deposit.ref, balance.charged_at, balance.left)
-        await sleep(self._clock, seconds)
+        await wait_for_event(self._clock, self._ending, seconds)
         # Of a key that was fetched again meanwhile, less is known to be taken: withdrawing finds what is left.
         unused = [
             each for each in deposits if self._taken.pop(each.ref, 0) < each.balance.left and each.balance.charged_at
@@ -317,9 +318,11 @@ class StoreFetcher(WithServices):
             left = await self._storage.withdraw(unused) if unused else ()
         except StorageUnavailable as error:
             self._publish_failure("withdrawing starts", error)
-            return
-        for deposit, cost in zip(unused, left, strict=True):
+            left = ()
+        for deposit, cost in zip(unused, left, strict=False):
             await self._give_back(deposit.ref, deposit.balance.charged_at, cost)
+        self._returning -= 1
+        self._wakeup.set()
 
     async def _give_back(self, ref: BucketRef, charged_at: int, cost: int) -> None:
         # Nothing was charged without the store.
@@ -329,10 +332,7 @@ class StoreFetcher(WithServices):
             if self._holds_back:
                 self.amend(amendment)
             else:
-                self._returning += 1
                 await self._amend(amendment)
-                self._returning -= 1
-                self._wakeup.set()
 
     async def _amend(self, amendment: Amendment) -> None:
         bucket = self._bucket(amendment.ref)
