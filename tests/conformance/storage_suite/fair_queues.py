@@ -262,6 +262,22 @@ class FairQueuesConformance(Conformance):
         await add(store_user, "new")
         assert "new" in await starts(store_user, 20, 10)
 
+    async def test_one_idle_key_is_kept_for_the_next_turns_however_many_had_the_last_one(
+        self, store_user: StoreUser
+    ) -> None:
+        """The fault: all keys that had as many turns as the first of them were kept, and read again each minute."""
+        store_user.rules = {ORDER: turns()[ORDER], "fair:other": turns()[ORDER]}
+        for key in map(str, range(20)):
+            await add(store_user, key)
+            await store_user.add(buckets=[("fair:other", key)], queue="other")
+        jobs = [job for queue in ("default", "other") for job in await store_user.take(40, queues=(queue,))]
+        assert len(jobs) == 40
+        await store_user.succeed(*jobs)
+        evicted = 0
+        while found := await store_user.storage.evict():
+            evicted += found
+        assert evicted == 38
+
     async def test_waiting_jobs_are_counted_by_key_wherever_their_lanes_are(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:

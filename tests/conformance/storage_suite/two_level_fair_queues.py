@@ -189,6 +189,19 @@ class TwoLevelFairQueuesConformance(Conformance):
         await storage.evict(100)
         assert await storage.check() == []
 
+    async def test_one_idle_tenant_is_kept_for_the_next_turns_however_many_had_the_last_one(
+        self, store_user: StoreUser
+    ) -> None:
+        """The fault: all tenants that had as many turns as the first of them were kept."""
+        store_user.rules = turns()
+        for tenant in map(str, range(20)):
+            await add(store_user, tenant, "only")
+        await store_user.succeed(*await store_user.take(20))
+        evicted = 0
+        while found := await store_user.storage.evict():
+            evicted += found
+        assert evicted == 20 + 19
+
     @pytest.mark.parametrize("count", [1, 3, 10])
     async def test_a_claim_fills_its_slots_from_many_tenants(self, store_user: StoreUser, count: int) -> None:
         """It reads the lanes of no more tenants than it needs, and says that there are more."""

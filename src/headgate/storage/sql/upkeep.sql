@@ -183,19 +183,25 @@ gated AND since IS NULL AND wakes_at IS NULL AND waiting = 0
 -- No running job can return to it. After ANALYZE, SQLite would read all jobs to make an index of the running ones.
 gated AND waiting = 0 AND id NOT IN (SELECT lane FROM job INDEXED BY job_running WHERE state = 'running')
 
--- part: is_needed_no_more
--- In a fair queue, the lane with the highest virtual time stays: lanes that join the empty line go on from there.
-(
-    virtual_time IS NULL OR group_id IS NOT NULL OR EXISTS (
-        SELECT 1 FROM headgate.lane AS other
-        WHERE other.queue = lane.queue AND other.virtual_time > lane.virtual_time AND other.group_id IS NULL
-        {no join}
+-- part: is_not_last(table, turns)
+-- Whether it is not the one with the highest virtual time of a queue: what joins the empty line goes on from there.
+id NOT IN (
+    WITH RECURSIVE fair (queue) AS (
+        SELECT min(queue) FROM headgate.$table WHERE $turns
+        UNION ALL
+        SELECT (SELECT min(next.queue) FROM headgate.$table AS next WHERE next.queue > fair.queue AND $turns)
+        FROM fair WHERE queue IS NOT NULL
     )
+    SELECT (SELECT id FROM headgate.$table AS last WHERE last.queue = fair.queue AND $turns ORDER BY virtual_time DESC LIMIT 1)
+    FROM fair WHERE queue IS NOT NULL
 )
+
+-- part: is_not_last_lane
+@is_not_last(lane, virtual_time IS NOT NULL AND group_id IS NULL)
 
 -- name: evict_lanes
 -- Delete empty lanes. A job that comes to such a lane later brings all that is needed to create it again.
-@evict(lane, @is_empty_lane AND @is_needed_no_more)
+@evict(lane, @is_empty_lane AND @is_not_last_lane)
 
 -- name: leave_line
 -- Take groups out of line of which no lane is in line: cancelled jobs leave them there. Their virtual times stand still, so
@@ -223,11 +229,7 @@ WHERE (id, version) IN (
     WHERE (id, version) IN (
         SELECT id, version FROM headgate.turn_group AS seen
         WHERE NOT EXISTS (SELECT 1 FROM headgate.lane WHERE lane.group_id = seen.id)
-            AND EXISTS (
-                SELECT 1 FROM headgate.turn_group AS other
-                WHERE other.queue = seen.queue AND other.virtual_time > seen.virtual_time
-                {no join}
-            )
+            AND @is_not_last(turn_group, true)
         LIMIT :count
     )
     {for update skip locked}
