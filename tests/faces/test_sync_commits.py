@@ -11,12 +11,14 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import FrameType
 from typing import Any, cast
 from uuid import NAMESPACE_URL, uuid5
 
 import pytest
 
 from headgate import DuplicateJob, Headgate, HeadgateError, IdInUse, JobState, NotOpen, PayloadError, RateLimit
+from headgate.client import portal
 from headgate.clock import SystemClock
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import JobEnqueued
@@ -298,6 +300,43 @@ def test_a_signal_handler_at_any_point_enqueues_or_is_refused(app: Headgate) -> 
         InThread(enqueue).end(5)
     assert point > 100
     assert sorted(numbers(app)) == sorted(stored)
+
+
+@pytest.mark.parametrize("by", ["call", "block"])
+def test_a_signal_handler_at_any_point_of_the_opening_enqueues_or_is_refused(tmp_path: Path, by: str) -> None:
+    """The fault: while its thread opened the app, both waited for ever."""
+    app = make_app(tmp_path)
+    note, point, is_interrupted, stored = app.tasks["note"], 0, True, list[int]()
+
+    def enqueue() -> None:
+        nonlocal is_interrupted
+        left = point
+
+        def handle(frame: FrameType, event: str, _argument: object) -> None:
+            nonlocal left, is_interrupted
+            if event in ("call", "c_return") and frame.f_code.co_filename == portal.__file__:
+                left -= 1
+                if left == 0:
+                    sys.setprofile(None)
+                    is_interrupted = True
+                    with contextlib.suppress(HeadgateError):
+                        note.sync.enqueue(-point)
+                        stored.append(-point)
+
+        sys.setprofile(handle)
+        with app.open() if by == "block" else contextlib.nullcontext():
+            note.sync.enqueue(point)
+            sys.setprofile(None)
+        stored.append(point)
+        app.sync.close()
+
+    while is_interrupted:
+        point, is_interrupted = point + 1, False
+        InThread(enqueue).end(5)
+        assert client_of(app).lifecycle.loop is None
+    assert point > 10
+    assert sorted(numbers(app)) == sorted(stored)
+    assert len(stored) > 1.5 * point
 
 
 def test_the_loop_of_the_app_is_still_refused(tmp_path: Path) -> None:

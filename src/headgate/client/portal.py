@@ -81,9 +81,11 @@ class Portal:
         self._open_app = open_app
         self._loop_of_app = loop_of_app
         self._require_usable = require_usable
-        self._lock = threading.Lock()
+        # A signal handler may call while the thread that it interrupts holds them.
+        self._lock = threading.RLock()
         # Held while the first call opens the app.
-        self._opening = threading.Lock()
+        self._opening = threading.RLock()
+        self._is_starting = False
         self._pid = os.getpid()
         # A lock for each process that was forked from this one, or from one of its children.
         self._forgetting: dict[int, threading.Lock] = {}
@@ -145,8 +147,16 @@ class Portal:
             return partial(_enter(loop, context), None)
         self._forget_parent()
         with self._lock:
+            if self._is_starting:
+                raise HeadgateError(
+                    "a signal handler called .sync while the thread that it interrupts opens the app; open it first"
+                )
             if self._loop is None:
-                self._start()
+                self._is_starting = True
+                try:
+                    self._start()
+                finally:
+                    self._is_starting = False
             loop = self._loop
             self._entered += 1
         assert loop is not None
@@ -208,10 +218,14 @@ class Portal:
                     # Else each thread in turn would wait for the store as long as the one before.
                     raise own_error(failure)
                 try:
-                    self._leave_app = self.enter(self._open_app())
+                    leave = self.enter(self._open_app())
                 except StorageUnavailable as error:
                     self._failure = error
                     raise
+                if self._leave_app is None:
+                    self._leave_app = leave
+                else:
+                    leave()  # A signal handler has opened it meanwhile.
                 if not self._closes_at_exit:
                     self._closes_at_exit = True
                     _call_at_exit(WeakMethod(self._close_at_exit))
@@ -267,7 +281,7 @@ class Portal:
         # One of the threads that come here first does it: what it sets afterwards must not be dropped by another.
         with self._forgetting.setdefault(pid, threading.Lock()):
             if self._pid != pid:
-                self._lock, self._opening = threading.Lock(), threading.Lock()
+                self._lock, self._opening, self._is_starting = threading.RLock(), threading.RLock(), False
                 self._inherited.append((self._loop, self._leave_app))
                 self._loop = self._thread = self._leave_app = None
                 self._entered = 0
