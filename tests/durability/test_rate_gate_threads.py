@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from types import FrameType
 from typing import Any, cast
 
 import pytest
@@ -21,6 +22,7 @@ from headgate.limits.concurrency import Mutex
 from headgate.limits.dynamic_window import DynamicWindow
 from headgate.limits.limit import Limit
 from headgate.limits.rate_limit import RateLimit
+from headgate.limits.standalone import waiting_lines
 from headgate.limits.standalone.limiter import Limiter
 from headgate.limits.standalone.rate_gate import RateGate, limit_rate
 from headgate.limits.strict_rate import StrictRate
@@ -402,4 +404,49 @@ def test_an_interrupt_at_any_point_holds_up_nobody(kind: str) -> None:
         finally:
             sys.setprofile(None)
         InThread(call).end(2)
+    assert point > 10
+
+
+def test_an_interrupt_at_any_point_after_its_sleep_holds_up_nobody_behind_it() -> None:
+    """The fault: a thread that was already in line slept for a minute, as nobody called it when it became the first."""
+    is_behind = threading.Event()
+
+    class Gate(RateGate):
+        def is_closed(self) -> bool:
+            if threading.current_thread() is not threading.main_thread():
+                is_behind.set()
+            return super().is_closed()
+
+    def is_interrupted(left: int) -> bool:
+        gate, behind = Gate(1, per=0.001), list[InThread]()
+        is_behind.clear()
+
+        def interrupt(frame: FrameType, event: str, _argument: object) -> None:
+            nonlocal left
+            if not behind:
+                if event == "call" and frame.f_code.co_name == "sleep":
+                    behind.append(InThread(gate.wait))
+                    is_behind.wait()
+            elif event in ("call", "c_return") and frame.f_code.co_filename == waiting_lines.__file__:
+                left -= 1
+                if left == 0:
+                    sys.setprofile(None)
+                    raise KeyboardInterrupt
+
+        sys.setprofile(interrupt)
+        try:
+            # Until it has to sleep.
+            while not behind:
+                gate.wait()
+        except KeyboardInterrupt:
+            return True
+        else:
+            return False
+        finally:
+            sys.setprofile(None)
+            behind[0].end(2)
+
+    point = 1
+    while is_interrupted(point):
+        point += 1
     assert point > 10

@@ -73,10 +73,15 @@ class WaitingLines:
                 waiter.sleep(sleep_until)
             return waiter.has_started
         finally:
-            # Before any call: if an interrupt comes in one of these, `_first` removes it.
+            # Before any call: if an interrupt comes in one of these, `_first` removes it, and the next one is called.
             waiter.has_left = True
-            with self._lock:
-                self._remove(key, waiter)
+            try:
+                with self._lock:
+                    self._remove(key, waiter)
+            except BaseException:
+                with self._lock:
+                    self.call_first(key)
+                raise
 
     async def wait_async(self, key: str, attempt: Acquisition, until: int | None) -> bool:
         """Do the same in a task."""
