@@ -313,19 +313,34 @@ if __name__ == "__main__":
         assert app.admin.count() == 3
 
 
-@pytest.mark.parametrize("starts", ["threading.Thread(target=enqueue).start()", "ThreadPoolExecutor().submit(enqueue)"])
-def test_threads_that_outlive_the_main_one_go_on_until_they_end(tmp_path: Path, starts: str) -> None:
-    """The fault: what they awaited was cancelled, or raised NotOpen, and tasks were destroyed at the end."""
+LATE = {
+    "a thread": "threading.Thread(target=enqueue).start()",
+    "an executor": "ThreadPoolExecutor().submit(enqueue)",
+    "the executor of an event loop": "app.sync.run(in_executor())",
+    "a function of atexit": "atexit.register(enqueue)",
+}
+
+
+@pytest.mark.parametrize("caller", LATE)
+def test_what_outlives_the_main_thread_goes_on_until_it_ends(
+    place: tuple[str, str], tmp_path: Path, caller: str
+) -> None:
+    """The fault: what it awaited was cancelled, or raised NotOpen, and tasks were destroyed at the end.
+
+    On PostgreSQL it could not connect to a server by its name.
+    """
+    url, schema = place
     script = tmp_path / "script.py"
     script.write_text(
         f"""
 import asyncio
+import atexit
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 from headgate import Headgate
 
-app = Headgate("sqlite:///{tmp_path}/jobs.db")
+app = Headgate({url.replace("127.0.0.1", "localhost")!r}, schema={schema!r})
 
 
 @app.task
@@ -339,14 +354,62 @@ def enqueue() -> None:
     print("enqueued")
 
 
+async def in_executor() -> None:
+    asyncio.get_running_loop().run_in_executor(None, enqueue)
+
+
 if __name__ == "__main__":
     work.sync.enqueue(20)
-    {starts}
+    {LATE[caller]}
 """
     )
     done = subprocess.run(
         [sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=patient(20)
     )  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (0, "enqueued\n", "")
-    with make_app(f"sqlite:///{tmp_path}/jobs.db").sync as app:
+    with make_app(*place).sync as app:
         assert app.admin.count() == 21
+
+
+FORKS = """
+import multiprocessing
+import threading
+import time
+
+from headgate import Headgate
+
+app = Headgate("sqlite:///jobs.db", synchronous="OFF")
+
+
+@app.task
+async def work(number: int) -> None: ...
+
+
+def enqueue() -> None:
+    work.sync.enqueue(1)
+
+
+def enqueue_later() -> None:
+    time.sleep(0.5)
+    enqueue()
+
+
+if __name__ == "__main__":
+    for function in (enqueue, threading.Thread(target=enqueue_later).start):
+        child = multiprocessing.get_context("fork").Process(target=function)
+        child.start()
+        child.join()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing is forked here")
+def test_a_child_of_multiprocessing_closes_the_app_but_not_under_its_other_threads(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(FORKS)
+    done = subprocess.run(
+        [sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, timeout=patient(20)
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    with make_app(f"sqlite:///{tmp_path}/jobs.db").sync as app:
+        assert app.admin.count() == 2
+        # Counts are written when the app is closed.
+        assert sum(point.enqueued for point in app.admin.history.jobs()) > 0

@@ -6,9 +6,11 @@ import asyncio
 import atexit
 import contextlib
 import os
+import socket
+import sys
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractAsyncContextManager
 from functools import partial, update_wrapper
 from queue import SimpleQueue
@@ -64,6 +66,22 @@ class WaitingThread(Executor):
         """Do nothing: the thread belongs to the caller."""
 
 
+class LoopThreads(ThreadPoolExecutor):
+    """The threads of an event loop, which resolves names itself when the program ends and there can be no threads."""
+
+    def submit(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        try:
+            return super().submit(function, *args, **kwargs)
+        except RuntimeError:
+            called: object = function
+            if called is not socket.getaddrinfo:
+                raise
+            # For a connection to the store, by a thread that outlives the main one or to close the app.
+            found: Future[T] = Future()
+            found.set_result(function(*args, **kwargs))
+            return found
+
+
 class Portal:
     """Runs coroutines for threads without an event loop.
 
@@ -98,9 +116,10 @@ class Portal:
         self._ended = asyncio.Event()
         self._leave_app: Leave | None = None
         self._failure: StorageUnavailable | None = None
-        self._closes_at_exit = False
         # Seconds to wait for the closing; None: as long as it takes.
         self._patience: float | None = None
+        # Not when the app opens: functions that the program registers later, and that enqueue, are called before it.
+        self._register_at_exit()
 
     def run(self, coroutine: Coroutine[Any, Any, T], caller: WaitingThread | None = None) -> T:
         """Run it and return its result; blocks this thread. Raises HeadgateError when called on the loop itself.
@@ -193,11 +212,17 @@ class Portal:
         if leave is not None:
             leave()
 
+    def _register_at_exit(self) -> None:
+        close = WeakMethod(self._close_at_exit)
+        atexit.register(_call, close)
+        # A child that multiprocessing forks calls no functions of `atexit`, or none of its parent (Python 3.13).
+        if (multiprocessing := sys.modules.get("multiprocessing.util")) is not None:
+            multiprocessing.Finalize(None, _call, [close], exitpriority=0)
+
     def _close_at_exit(self) -> None:
         """Close the app for a program that ends without `close()`; a store that does not answer is not waited for."""
-        if _are_others_awaited():
-            # They may call until they have ended, which is when functions of `atexit` are called.
-            atexit.register(self._close_at_exit)
+        # Multiprocessing calls this while other threads may still call, `atexit` when these have ended.
+        if any(not each.daemon for each in threading.enumerate() if each is not threading.current_thread()):
             return
         self._patience = CLOSE_AT_EXIT_TIMEOUT
         with contextlib.suppress(Exception):
@@ -226,9 +251,6 @@ class Portal:
                     self._leave_app = leave
                 else:
                     leave()  # A signal handler has opened it meanwhile.
-                if not self._closes_at_exit:
-                    self._closes_at_exit = True
-                    _call_at_exit(WeakMethod(self._close_at_exit))
             loop = self._loop_of_app() or self._loop
             if loop is None:
                 # A worker that crashed has closed the app, and a block that opened it ends at this moment.
@@ -242,7 +264,9 @@ class Portal:
         ended = self._ended = asyncio.Event()
 
         async def serve() -> None:
-            started.set_result(asyncio.get_running_loop())
+            loop = asyncio.get_running_loop()
+            loop.set_default_executor(LoopThreads())
+            started.set_result(loop)
             await ended.wait()
 
         def run() -> None:
@@ -250,10 +274,12 @@ class Portal:
                 with asyncio.Runner() as runner:
                     runner.run(serve())
             except BaseException as error:
-                if started.done():
+                if not started.done():
+                    # No loop could be made, as without free file descriptors.
+                    started.set_exception(error)
+                elif self._patience is None:
                     raise
-                # No loop could be made, as without free file descriptors.
-                started.set_exception(error)
+                # Else the program ends, and asyncio has started no thread to end those of its executor.
 
         self._thread = threading.Thread(target=run, name="headgate-sync", daemon=True)
         self._thread.start()
@@ -285,30 +311,14 @@ class Portal:
                 self._inherited.append((self._loop, self._leave_app))
                 self._loop = self._thread = self._leave_app = None
                 self._entered = 0
+                self._register_at_exit()
                 self._pid = pid
 
 
-def _are_others_awaited() -> bool:
-    """Whether Python waits for other threads before it ends, but for those of event loops, which call nothing."""
-    others = [each for each in threading.enumerate() if not each.daemon and each is not threading.current_thread()]
-    return any(not each.name.startswith("asyncio_") for each in others)
-
-
-def _call_at_exit(function: WeakMethod[Callable[[], None]]) -> None:
-    """Call it when the main thread has ended, if its object still exists.
-
-    Functions of `atexit` come too late: the threads of executors, which a closing may need, have been ended by then.
-    """
-
-    def call() -> None:
-        found = function()
-        if found is not None:
-            found()
-
-    register = getattr(threading, "_register_atexit", atexit.register)
-    # The program may be ending already.
-    with contextlib.suppress(RuntimeError):
-        register(call)
+def _call(function: WeakMethod[Callable[[], None]]) -> None:
+    """Call it if its object still exists."""
+    if (found := function()) is not None:
+        found()
 
 
 def _enter(

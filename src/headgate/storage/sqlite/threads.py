@@ -35,6 +35,8 @@ class CallThread(Executor):
         self._calls: SimpleQueue[_Waiting | None] = SimpleQueue()
         threading.Thread(target=_serve, args=(self._calls,), name=name, daemon=True).start()
         self._end = weakref.finalize(self, self._calls.put, None)
+        # At the end of a program, finalizers are called before an app is closed that nobody has closed, by this thread.
+        self._end.atexit = False
 
     def submit(self, call: Callable[..., R], /, *arguments: Any) -> asyncio.Future[R]:  # type: ignore[override]
         """Run the call in the thread, after all calls before it, unless the future is cancelled before its turn.
