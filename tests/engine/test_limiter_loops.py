@@ -17,6 +17,7 @@ import redis
 from headgate import Headgate, LeaseLost, Limiter, Mutex, StrictRate
 from headgate.errors import GateClosed, HeadgateError, StorageUnavailable
 from headgate.limits.standalone.limiter import open_store
+from tests.durability.threads import InThread
 from tests.engine.conftest import MakeApp
 from tests.forked import answer_of_forked_child
 from tests.internals import client_of
@@ -42,6 +43,23 @@ def test_a_second_asyncio_run_continues_with_the_same_budget(redis_url: str) -> 
     limiter.sync.close()
     with pytest.raises(GateClosed):
         asyncio.run(main())
+
+
+def test_a_limiter_whose_thread_could_not_be_started_starts_it_at_the_next_call(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fault: the next call waited for ever, for a loop that did not run."""
+    limiter = limiter_at(redis_url)
+
+    def fail(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fail)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            limiter.sync.try_acquire("acme")
+    InThread(lambda: limiter.sync.acquire("acme")).end(10)
+    limiter.sync.close()
 
 
 def test_the_connection_of_a_loop_ends_with_it_and_those_after_it_share_one(redis_url: str) -> None:

@@ -308,11 +308,16 @@ class HomeLoop:
                 raise HeadgateError("the event loop that this limiter was first used on has ended; make another")
             if home is None:
                 running = loop or (None if self._was_left else running)
-                home = self._home = _Home(running or asyncio.new_event_loop(), self._begin())
+                home = _Home(running or asyncio.new_event_loop(), self._begin())
                 home.session.is_open = is_open
                 if running is None:
                     home.thread = threading.Thread(target=home.loop.run_forever, name="headgate-limiter", daemon=True)
-                    home.thread.start()
+                    try:
+                        home.thread.start()
+                    except RuntimeError:
+                        home.loop.close()
+                        raise
+                self._home = home
             return home
 
     def _has_ended(self, home: _Home) -> bool:
