@@ -71,7 +71,8 @@ class AsgiLimitMiddleware:
             return
         decision: Decision | None = None
         try:
-            decision = await self._limiter.try_acquire(key)
+            with self._limit.asking_store():
+                decision = await self._limiter.try_acquire(key)
             refusal = None if decision else self._limit.refusal(decision)
         except STORE_ERRORS as error:
             refusal = self._limit.without_store(error, key)

@@ -11,12 +11,14 @@ import json
 import logging
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from ipaddress import IPv6Address, IPv6Network, ip_address
 from typing import Generic, NamedTuple, TypeVar
 
 from headgate import Decision, DeclarationError, HeadgateError, Limiter, StorageUnavailable, StorageUnusable
 from headgate.clock import SECOND, Clock, SystemClock
+from headgate.errors import own_error
 from headgate.limits.key import bucket_key
 from headgate.limits.limit import AnyRule, share_of
 from headgate.observe.log_budget import LogBudget
@@ -86,9 +88,12 @@ class RequestLimit(Generic[R]):
         self._name = limit.name or limit.rule.describe()
         self._share = None if limit.sharers is None else Limiter(share_of(limit), clock=clock)
         self._lock = threading.Lock()
+        self._clock = clock or SystemClock()
+        self._failure: HeadgateError | None = None
+        self._next_try_at = 0
         self.passed_without_limit: int = 0
         """How many requests were passed on although the store of the limit failed."""
-        self._warnings = LogBudget(clock or SystemClock(), lines=1, per=30)
+        self._warnings = LogBudget(self._clock, lines=1, per=30)
 
     def key_of(self, request: R) -> str | None:
         """Return the key of a request; None if it is not limited. Raises DeclarationError for a key that is no text."""
@@ -102,6 +107,26 @@ class RequestLimit(Generic[R]):
             )
         # Clients may choose it, so its length is bounded.
         return bucket_key(key)
+
+    @contextmanager
+    def asking_store(self) -> Iterator[None]:
+        """Raise the last error of a failing store, unless this request is to try it: a store may hang.
+
+        The next try begins when as much time has passed as the last one took.
+        """
+        tried_at = self._clock.monotonic()
+        if (failure := self._failure) is not None:
+            if tried_at < self._next_try_at:
+                raise own_error(failure)
+            self._next_try_at = tried_at + UNKNOWN_WAIT * SECOND
+        try:
+            yield
+        except STORE_ERRORS as error:
+            if failure is not None:
+                self._next_try_at = 2 * self._clock.monotonic() - tried_at
+            self._failure = error
+            raise
+        self._failure, self._next_try_at = None, 0
 
     def fields(self, decision: Decision) -> Fields:
         """Return the fields of an answer: the policy, what is left of it, and if refused when to retry."""

@@ -61,7 +61,8 @@ class WsgiLimitMiddleware:
             return self._app(environ, start_response)
         decision: Decision | None = None
         try:
-            decision = self._limiter.try_acquire(key)
+            with self._limit.asking_store():
+                decision = self._limiter.try_acquire(key)
             refusal = None if decision else self._limit.refusal(decision)
         except STORE_ERRORS as error:
             refusal = self._limit.without_store(error, key)

@@ -43,6 +43,7 @@ from headgate.limits.limit import Limit
 from headgate.limits.standalone.app_limiter import CurrentBuckets
 from headgate.limits.standalone.memory_buckets import MemoryBuckets
 from headgate.testing.manual_clock import ManualClock
+from tests.until import until
 
 Visit = Callable[..., httpx.Response]
 Limited = Callable[..., Visit]
@@ -319,6 +320,64 @@ def test_requests_use_a_share_of_the_limit_while_its_store_does_not_answer(
     visit = limited(without_store(limit, StorageUnavailable("no route to the store")), key="acme")
     assert [visit().status_code for _ in range(4)] == [200, 200, 429, 429]
     assert "limit api: its store cannot be used, this process uses one of 4 shares: no route" in caplog.text
+
+
+class Hanging(Failing):
+    """A store whose calls take six seconds of the clock and then fail."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(StorageUnavailable("no answer within 2 s"))
+        self.time = clock
+        self.calls = 0
+
+    async def take(self, bucket: Bucket, cost: int = 1, *, count: int = 1, id: str | None = None) -> Taken:
+        self.calls += 1
+        self.time.advance(6)
+        return await super().take(bucket, cost, count=count, id=id)
+
+
+def test_a_store_that_hangs_delays_one_request_at_a_time(limited: Limited) -> None:
+    """The fault: each request waited for the timeout of the store, so all threads of a server did."""
+    clock = ManualClock()
+    hanging = Hanging(clock)
+    store: MemoryBuckets = hanging
+    limit = RateLimit("1/h", name="api", burst=2)
+    visit = limited(Limiter(limit, CurrentBuckets(lambda: store)), clock=clock)
+    # The second request tries it once more: a single failure means little.
+    assert [(visit().status_code, hanging.calls) for _ in range(4)] == [(200, 1), (200, 2), (200, 2), (200, 2)]
+    clock.advance(6)
+    assert [(visit().status_code, hanging.calls) for _ in range(2)] == [(200, 3), (200, 3)]
+    clock.advance(6)
+    store = MemoryBuckets(clock)
+    assert [visit().status_code for _ in range(3)] == [200, 200, 429]
+
+
+async def test_requests_pass_at_once_while_another_one_tries_a_failing_store() -> None:
+    error = StorageUnavailable("no answer within 2 s")
+    answered = asyncio.Event()
+
+    class Silent(Failing):
+        calls = 0
+
+        async def take(self, bucket: Bucket, cost: int = 1, *, count: int = 1, id: str | None = None) -> Taken:
+            self.calls += 1
+            if self.calls > 1:
+                await answered.wait()
+            return await super().take(bucket, cost, count=count, id=id)
+
+    store = Silent(error)
+    limiter = Limiter(RateLimit("1/h", name="api"), CurrentBuckets(lambda: store))
+    application = AsgiLimitMiddleware(asgi_hello, limiter)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(application), base_url="http://shop") as client:
+        await client.get("/")
+        trying = asyncio.create_task(client.get("/"))
+        await until(lambda: store.calls == 2)
+        assert [(await client.get("/")).status_code for _ in range(3)] == [200] * 3
+        assert store.calls == 2
+        answered.set()
+        assert (await trying).status_code == 200
+    assert application.passed_without_limit == 5
+    await limiter.close()
 
 
 # ------------------------------------------------------------------------------------------------------------- permits
