@@ -26,7 +26,7 @@ import redis.asyncio
 from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, RedisError
 
-from headgate.clock import SECOND, Clock, SystemClock, microseconds, wait_for_event
+from headgate.clock import SECOND, Clock, SystemClock, wait_for_event
 from headgate.errors import StorageUnavailable
 from headgate.limits.bucket_store import Bucket
 from headgate.limits.key import bucket_key
@@ -59,8 +59,8 @@ POLL_INTERVAL = 0.1
 RETRY_INTERVAL = 1.0
 """Seconds until the next poll when Redis or the broker could not be reached."""
 
-PAUSE_AFTER_FAILURE = 0.5
-"""Seconds without requests to a Redis that has not answered."""
+SHORTEST_PAUSE, LONGEST_TRY = SECOND // 2, 5 * SECOND
+"""How long no request is made to a Redis that has not answered, and only one that tries it again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,15 +241,22 @@ class _LineClient:
 
     @contextlib.contextmanager
     def _requesting(self) -> Iterator[None]:
-        """Raise StorageUnavailable if the request in the block fails, or without a request if one has just failed."""
-        if self._clock.monotonic() < self._paused_until:
+        """Raise StorageUnavailable if the request in the block fails, or without a request if one has just failed.
+
+        The pause takes as long as that one took. Then one request tries it, and the others do not wait for a timeout.
+        """
+        began = self._clock.monotonic()
+        if began < self._paused_until:
             raise StorageUnavailable("Redis did not answer a moment ago")
+        if self._paused_until:
+            self._paused_until = began + LONGEST_TRY
         try:
             yield
         except (RedisError, OSError) as error:
-            # Other callers do not wait for a timeout each.
-            self._paused_until = self._clock.monotonic() + microseconds(PAUSE_AFTER_FAILURE)
+            failed_at = self._clock.monotonic()
+            self._paused_until = failed_at + max(failed_at - began, SHORTEST_PAUSE)
             raise unavailable(error) from error
+        self._paused_until = 0
 
     def _after_poll(self, next_in: float | None) -> float:
         """Return the seconds to wait, when a waiting message can go in `next_in` seconds (None: none waits)."""

@@ -591,3 +591,33 @@ def test_an_unavailable_redis_raises() -> None:
     away = BlockingLines("redis://127.0.0.1:1/0", "shop", publish=lambda _: None, limits=dict)
     with pytest.raises(StorageUnavailable, match="Redis: Error 111"):
         away.ask(away.lines.start(place(), "a"))
+
+
+def test_a_silent_redis_delays_one_request_at_a_time() -> None:
+    """The fault: half a second after a timeout all threads waited for the next one, so senders hardly did else."""
+    clock = ManualClock()
+    lines = BlockingLines("redis://127.0.0.1:1/0", "shop", publish=lambda _: None, limits=dict, clock=clock)
+    requests = 0
+
+    class Silent:
+        answers = False
+
+        def execute_command(self, *_: object) -> list[int]:
+            nonlocal requests
+            requests += 1
+            if self.answers:
+                return [1, 0]
+            if requests > 1:
+                # Another thread asks meanwhile; without a check the message passes.
+                assert lines.passes(place(), "message", "other", b"")
+            clock.advance(4)
+            raise redis.TimeoutError("Timeout reading from socket")
+
+    lines._client = Silent()
+    for seconds, count in ((0, 1), (3, 1), (1, 2), (3, 2), (1, 3)):
+        clock.advance(seconds)
+        assert lines.passes(place(), "message", "a", b"")
+        assert requests == count
+    Silent.answers = True
+    clock.advance(4)
+    assert [lines.ask(lines.lines.start(place(), "a")) for _ in range(3)] == [True] * 3
