@@ -238,6 +238,7 @@ class _LineClient:
         self.lines = MessageLines(name, address.prefix, clock=self._clock)
         self._stopping: Any = self._event()
         self._paused_until = 0
+        self._failure = ""
 
     @contextlib.contextmanager
     def _requesting(self) -> Iterator[None]:
@@ -247,7 +248,7 @@ class _LineClient:
         """
         began = self._clock.monotonic()
         if began < self._paused_until:
-            raise StorageUnavailable("Redis did not answer a moment ago")
+            raise StorageUnavailable(f"a moment ago, {self._failure}")
         if self._paused_until:
             self._paused_until = began + LONGEST_TRY
         try:
@@ -255,7 +256,9 @@ class _LineClient:
         except (RedisError, OSError) as error:
             failed_at = self._clock.monotonic()
             self._paused_until = failed_at + max(failed_at - began, SHORTEST_PAUSE)
-            raise unavailable(error) from error
+            failure = unavailable(error)
+            self._failure = str(failure)
+            raise failure from error
         self._paused_until = 0
 
     def _after_poll(self, next_in: float | None) -> float:

@@ -587,10 +587,13 @@ async def test_a_request_waits_for_a_connection_that_others_use(
     await lines.close() if kind == "async" else lines._client.close()
 
 
-def test_an_unavailable_redis_raises() -> None:
-    away = BlockingLines("redis://127.0.0.1:1/0", "shop", publish=lambda _: None, limits=dict)
-    with pytest.raises(StorageUnavailable, match="Redis: Error 111"):
-        away.ask(away.lines.start(place(), "a"))
+def test_an_unavailable_redis_raises_and_also_callers_that_make_no_request_get_the_reason() -> None:
+    """The fault: of a Redis that refused the password, most lines in the log said that it did not answer."""
+    clock = ManualClock()
+    away = BlockingLines("redis://127.0.0.1:1/0", "shop", publish=lambda _: None, limits=dict, clock=clock)
+    for reason in ("^Redis: Error 111", "^a moment ago, Redis: Error 111", "^a moment ago, Redis: Error 111"):
+        with pytest.raises(StorageUnavailable, match=reason):
+            away.ask(away.lines.start(place(), "a"))
 
 
 def test_a_silent_redis_delays_one_request_at_a_time() -> None:
