@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor as Pool
 from contextvars import copy_context
@@ -108,3 +109,24 @@ def _guarded(waiting: list[Callable[[], T]]) -> T:
     except StopIteration as error:
         # A future cannot hold it: the waiter would wait for ever. Coroutines convert it in the same way.
         raise RuntimeError("the function raised StopIteration") from error
+
+
+def hidden_while_idle(loop: Any, starter: int) -> Any:
+    """Return the loop; if this is a green thread of the OS thread `starter`, asyncio sees the loop only while it works.
+
+    For asyncio they are one thread: the loops of others could not run, and Django would refuse each of their queries.
+    """
+    if threading.get_native_id() == starter:
+        select, other = loop._selector.select, asyncio._get_running_loop()
+        asyncio._set_running_loop(None)
+
+        def select_hidden(timeout: float | None) -> Any:
+            nonlocal other
+            asyncio._set_running_loop(other)
+            events = select(timeout)
+            other = asyncio._get_running_loop()
+            asyncio._set_running_loop(loop)
+            return events
+
+        loop._selector.select = select_hidden
+    return loop

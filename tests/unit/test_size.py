@@ -16,7 +16,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "headgate"
 WRITTEN = {".py", ".sql", ".lua", ".js", ".css", ".html"}
 
 BUDGETS = {
-    "": 3_050,  # the modules beside the packages
+    "": 3_080,  # the modules beside the packages
     "admin": 6_600,
     "cli": 8_400,
     "client": 3_000,

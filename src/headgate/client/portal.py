@@ -6,6 +6,7 @@ import asyncio
 import atexit
 import contextlib
 import os
+import queue
 import socket
 import sys
 import threading
@@ -13,12 +14,12 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractAsyncContextManager
 from functools import partial, update_wrapper
-from queue import SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
 from weakref import WeakMethod
 
 from headgate.errors import HeadgateError, NotOpen, StorageUnavailable, own_error
+from headgate.shielding import hidden_while_idle
 from headgate.tasks.context import Exited, Guarded, guarded_result
 
 P = ParamSpec("P")
@@ -37,7 +38,7 @@ class WaitingThread(Executor):
     """Runs submitted functions in a thread that waits for a future."""
 
     def __init__(self) -> None:
-        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
 
     def submit(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         future: Future[T] = Future()
@@ -61,9 +62,6 @@ class WaitingThread(Executor):
         while (call := self._calls.get()) is not None:
             call()
         return guarded_result(awaited)
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Do nothing: the thread belongs to the caller."""
 
 
 class LoopThreads(ThreadPoolExecutor):
@@ -262,6 +260,7 @@ class Portal:
         self._require_usable()
         started: Future[asyncio.AbstractEventLoop] = Future()
         ended = self._ended = asyncio.Event()
+        starter = threading.get_native_id()
 
         async def serve() -> None:
             loop = asyncio.get_running_loop()
@@ -272,6 +271,7 @@ class Portal:
         def run() -> None:
             try:
                 with asyncio.Runner() as runner:
+                    hidden_while_idle(runner.get_loop(), starter)
                     runner.run(serve())
             except BaseException as error:
                 if not started.done():

@@ -23,6 +23,7 @@ from headgate.limits.limit import AnyRule
 from headgate.limits.rule import Snapshot
 from headgate.limits.standalone.decision import Decision
 from headgate.limits.standalone.shared_session import SharedSession
+from headgate.shielding import hidden_while_idle
 
 T = TypeVar("T")
 
@@ -311,7 +312,8 @@ class HomeLoop:
                 home = _Home(running or asyncio.new_event_loop(), self._begin())
                 home.session.is_open = is_open
                 if running is None:
-                    home.thread = threading.Thread(target=home.loop.run_forever, name="headgate-limiter", daemon=True)
+                    args = (home.loop, threading.get_native_id())
+                    home.thread = threading.Thread(target=_run_forever, args=args, name="headgate-limiter", daemon=True)
                     try:
                         home.thread.start()
                     except RuntimeError:
@@ -389,6 +391,10 @@ class HomeLoop:
             for call in list(home.calls):
                 call.cancel()
             await home.session.close()
+
+
+def _run_forever(loop: asyncio.AbstractEventLoop, starter: int) -> None:
+    hidden_while_idle(loop, starter).run_forever()
 
 
 async def _cancel_others() -> None:

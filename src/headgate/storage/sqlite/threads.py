@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import queue
 import sqlite3
 import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Executor
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from headgate.storage.sqlite.connection import connect
@@ -32,7 +32,8 @@ class CallThread(Executor):
     """
 
     def __init__(self, name: str) -> None:
-        self._calls: SimpleQueue[_Waiting | None] = SimpleQueue()
+        # Found when it is made: gevent replaces it, after the imports under `gunicorn --preload`.
+        self._calls: queue.SimpleQueue[_Waiting | None] = queue.SimpleQueue()
         threading.Thread(target=_serve, args=(self._calls,), name=name, daemon=True).start()
         self._end = weakref.finalize(self, self._calls.put, None)
         # At the end of a program, finalizers are called before an app is closed that nobody has closed, by this thread.
@@ -53,7 +54,7 @@ class CallThread(Executor):
         self._end()
 
 
-def _serve(calls: SimpleQueue[_Waiting | None]) -> None:
+def _serve(calls: queue.SimpleQueue[_Waiting | None]) -> None:
     while (waiting := calls.get()) is not None:
         _run(*waiting)
         # An idle thread must not keep the last call alive.
