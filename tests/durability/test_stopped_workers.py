@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from tests.durability.files import unlink
 from tests.durability.processes import Child, Children
 from tests.durability.run_log import count_endings, endings, read_run_log, runs_by_job
 from tests.internals import app_on
-from tests.until import result_within
+from tests.until import patient, result_within
 
 pytestmark = pytest.mark.nightly
 
@@ -202,6 +204,29 @@ async def test_a_second_signal_ends_a_worker_that_waits_for_its_jobs(database: P
             record = await local.storage.job(job.id)
             assert record is not None
             assert (record.state, record.attempt, record.lost) == (JobState.WAITING, 0, 0)
+
+
+async def test_a_second_signal_ends_a_worker_whose_file_another_program_has_locked(
+    database: Path, children: Children
+) -> None:
+    """The fault: it waited for the lock three times, 30 s each: for its heartbeat, to return its jobs, to close."""
+    local = ParentApp(database)
+    async with local.app.open():
+        worker = await start_worker(children, database, grace=600, heartbeat=HEARTBEAT, lease=600, patience=600)
+        job = await local.wait_for_word.enqueue("acme")
+        await worker.wait_for_line("running")
+        with contextlib.closing(sqlite3.connect(database, isolation_level=None, timeout=patient(15))) as other:
+            other.execute("BEGIN IMMEDIATE")
+            worker.signal(signal.SIGTERM)
+            await worker.wait_for_line("NodeStopping")
+            worker.signal(signal.SIGTERM)
+            assert await worker.end() == 0
+        assert "storage failure while leaving" in children.log
+        # As after any death on the same machine, another worker takes the job back.
+        other_worker = await start_worker(children, database, lease=600)
+        await other_worker.wait_for_line("running")
+        other_worker.send("go")
+        assert await result_within(job) == "acme"
 
 
 @pytest.mark.parametrize("is_store_lost", [False, True])

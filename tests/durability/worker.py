@@ -112,8 +112,8 @@ def watch() -> None:
 class HoldingStorage(SqliteStorage):
     """Stops on either side of a commit."""
 
-    def __init__(self, path: Path, points: Points) -> None:
-        super().__init__(path, SystemClock(), synchronous="FULL", patience=30)
+    def __init__(self, path: Path, points: Points, patience: float) -> None:
+        super().__init__(path, SystemClock(), synchronous="FULL", patience=patience)
         self._points = points
 
     def _connect(self, migrate: bool) -> tuple[sqlite3.Connection, Checkpointer, dict[str, Reader], int]:
@@ -237,7 +237,7 @@ async def main(options: dict[str, Any]) -> None:
         setattr(NodeWatch, "_check_store", nothing)  # noqa: B010
         setattr(PeerNotifier, "_receive", lambda self: self._socket.recv(64))  # noqa: B010
     watch()
-    app = make_app(HoldingStorage(path, points), run_log, points, **options)
+    app = make_app(HoldingStorage(path, points, options.pop("patience", 30)), run_log, points, **options)
     listening = asyncio.ensure_future(app.listen())  # type: ignore[attr-defined]
     await app.run(grace=grace)
     listening.cancel()

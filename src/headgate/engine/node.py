@@ -262,8 +262,9 @@ class Node(WithServices):
         self._aborting.set()
 
     def end_now(self) -> None:
-        """Abort, and cancel callbacks, those after the end of the node included."""
+        """Abort, and cancel callbacks, those after the end of the node included; a locked store is not waited for."""
         self.abort()
+        self._storage.is_hurried = True
         self._callback_runner.cancel()
 
     async def run(self) -> None:

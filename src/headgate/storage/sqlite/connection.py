@@ -107,7 +107,7 @@ def prepare(path: Path, clock: Clock, *, synchronous: str, dry_run: bool = False
         connection = connect(path, synchronous=synchronous, timeout=30)
         try:
             # SQLite does not wait by itself when several connections change the mode of a new file at once.
-            begin(connection, 30, clock, statement="PRAGMA journal_mode = WAL")
+            begin(connection, lambda: 30, clock, statement="PRAGMA journal_mode = WAL")
             connection.execute("BEGIN IMMEDIATE")
             try:
                 applied = migrate(connection, path, clock)
@@ -205,14 +205,14 @@ def _described_process(processes: Path, id: int) -> str:
 
 def begin(
     connection: sqlite3.Connection,
-    patience: float,
+    patience: Callable[[], float],
     clock: Clock,
     on_slow: Callable[[float], None] = lambda _waited: None,
     is_over: Callable[[], bool] = lambda: False,
     *,
     statement: str = "BEGIN IMMEDIATE",
 ) -> None:
-    """Begin a write transaction, waiting up to `patience` seconds for other writers, and not once it `is_over`.
+    """Begin a write transaction, waiting up to `patience()` seconds for other writers, and not once it `is_over`.
 
     SQLite's own busy handler sleeps ever longer and starves some processes; short random waits share the lock evenly.
     `on_slow` is called once, when the wait has lasted a second. Another `statement` may wait for the file in this way.
@@ -229,7 +229,7 @@ def begin(
             now = clock.monotonic()
             began = now if began is None else began
             waited = (now - began) / SECOND
-            if waited > patience or is_over():
+            if waited > patience() or is_over():
                 raise
             if waited > 1 and not is_warned:
                 is_warned = True
@@ -443,7 +443,7 @@ class Checkpointer:
     def run(self) -> None:
         """Checkpoint now; without effect while other writers hold the file, or its disk is full."""
         with contextlib.suppress(sqlite3.OperationalError):
-            begin(self._writer, LOCK_TIMEOUT, self._clock)
+            begin(self._writer, lambda: LOCK_TIMEOUT, self._clock)
             try:
                 ((_, frames, _),) = self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
                 # A reader may keep the log from being reset; then it grows, and is copied again after as many frames.

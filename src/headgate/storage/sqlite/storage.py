@@ -168,7 +168,7 @@ class SqliteStorage(Store):
             # A thread that does not exist in this fork may have held it.
             self._writer_lock = threading.Lock()
         self._pid = os.getpid()
-        self._broken = None
+        self._broken, self.is_hurried = None, False
         _opened[self._open_file] += 1
         self._write_thread = CallThread("headgate-sqlite-writer")
         self._loop = asyncio.get_running_loop()
@@ -245,7 +245,7 @@ class SqliteStorage(Store):
             row = None
         if row is not None and row[0] == boot_id:
             return int(row[1])
-        sqlite_file.begin(writer, self._patience, self.clock, self._warn_slow)
+        sqlite_file.begin(writer, self._waits_for, self.clock, self._warn_slow)
         try:
             row = writer.execute(_OFFSET).fetchone()
             if row is not None and row[0] == boot_id:
@@ -448,7 +448,7 @@ class SqliteStorage(Store):
         """Begin a write transaction in a thread, which stops waiting for other processes if the caller is cancelled."""
         is_cancelled = threading.Event()
         begin = partial(sqlite_file.begin, is_over=is_cancelled.is_set)
-        beginning = self._in_thread(thread, begin, connection, self._patience, self.clock, self._warn_slow)
+        beginning = self._in_thread(thread, begin, connection, self._waits_for, self.clock, self._warn_slow)
         try:
             with self._translating():
                 await asyncio.shield(beginning)
@@ -535,7 +535,7 @@ class SqliteStorage(Store):
         assert connection is not None
         try:
             try:
-                sqlite_file.begin(connection, self._patience, self.clock, self._warn_slow)
+                sqlite_file.begin(connection, self._waits_for, self.clock, self._warn_slow)
                 results = run(self._tx(connection), group)
                 if self._peers is not None and any(write.wakes or write.ends_jobs for write in group):
                     # Read here, so that a node that has just joined is notified too.
@@ -687,6 +687,9 @@ class SqliteStorage(Store):
         if self._broken is None:
             self._broken = str(error)
             logger.critical("storage stopped: %s", error)
+
+    def _waits_for(self) -> float:
+        return min(self._patience, 1.0) if self.is_hurried else self._patience
 
     def _warn_slow(self, seconds: float) -> None:
         logger.warning(
