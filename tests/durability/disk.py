@@ -13,10 +13,11 @@ from headgate import Headgate
 from headgate.clock import SystemClock
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import Event, StorageFailed
+from headgate.storage.sqlite import connection as sqlite_file
 from headgate.storage.sqlite.connection import prepare
 from headgate.storage.sqlite.storage import SqliteStorage
 from tests.durability.run_log import damage
-from tests.durability.stores import claim_for, new_job, open_store
+from tests.durability.stores import claim_for, look_at_the_log, new_job, open_store
 from tests.until import patient, result_within
 
 
@@ -152,6 +153,35 @@ async def write_errors(folder: Path) -> None:
     assert damage(path) == "ok"
 
 
+async def checkpoint_errors(folder: Path) -> None:
+    """The file cannot grow, while its log still can, which is shorter."""
+    setattr(sqlite_file, "CHECKPOINT_EVERY", 20)  # noqa: B010
+    path = folder / "jobs.db"
+    added = 0
+    async with open_store(path) as storage:
+
+        async def add() -> None:
+            nonlocal added
+            await storage.add([new_job(now=SystemClock().now(), payload='"' + "x" * 30_000 + '"')])
+            await look_at_the_log(storage)
+            added += 1
+
+        limit = path.stat().st_size
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+        try:
+            while path.with_name("jobs.db-wal").stat().st_size < limit - 100_000:
+                await add()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        assert added > 4
+        assert path.stat().st_size == limit
+        # It is tried at each look, not only when the log has grown: there may be no room for that.
+        await look_at_the_log(storage)
+        assert path.stat().st_size > limit
+        assert sum(queue.waiting for queue in await storage.counts()) == added
+    assert damage(path) == "ok"
+
+
 def main() -> None:
     options = json.loads(sys.argv[1])
     folder = Path(options["folder"])
@@ -165,6 +195,8 @@ def main() -> None:
             open_when_no_more_can_be_written(folder)
         case "write errors":
             asyncio.run(write_errors(folder))
+        case "checkpoint errors":
+            asyncio.run(checkpoint_errors(folder))
         case other:
             raise SystemExit(f"no scenario {other!r}")
     print_line("passed")

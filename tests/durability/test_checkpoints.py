@@ -102,6 +102,29 @@ async def test_a_log_that_a_reader_keeps_is_checkpointed_again_only_after_as_man
         assert len(runs) == 2
 
 
+async def test_a_log_that_a_reader_lets_grow_too_long_is_reported_once_and_again_after_it_was_reset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sqlite_file, "CHECKPOINT_EVERY", EVERY)
+    monkeypatch.setattr(sqlite_file, "ALARM_AT", 3 * EVERY)
+
+    async def add(storage: SqliteStorage, times: int) -> list[str]:
+        for _ in range(times):
+            await storage.add([new_job(now=1, payload=f'"{"x" * 4096 * EVERY}"')])
+            await look_at_the_log(storage)
+        return [record.message for record in caplog.records]
+
+    report = f"{tmp_path / 'jobs.db-wal'} grows, because an open reader keeps SQLite from emptying it"
+    async with open_store(tmp_path / "jobs.db", synchronous="OFF") as storage:
+        assert await add(storage, 5) == []
+        for times in (1, 2):
+            with contextlib.closing(sqlite3.connect(tmp_path / "jobs.db", isolation_level=None)) as reader:
+                reader.execute("BEGIN")
+                reader.execute("SELECT count(*) FROM job").fetchall()
+                assert await add(storage, 6) == [report] * times
+            await add(storage, 2)
+
+
 async def test_no_connection_of_headgate_or_lent_to_it_checkpoints_by_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

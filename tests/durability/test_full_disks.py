@@ -118,6 +118,12 @@ async def test_a_write_that_fails_half_way_is_undone(tmp_path: Path, children: C
     await run(children, "write errors", tmp_path)
 
 
+async def test_a_log_that_cannot_be_copied_into_the_file_is_reported_once(tmp_path: Path, children: Children) -> None:
+    """The fault: nothing was logged until the log had 512 MiB, and then it blamed a reader."""
+    await run(children, "checkpoint errors", tmp_path)
+    assert children.log.count("jobs.db-wal grows, because it cannot be copied into the file: disk I/O error") == 1
+
+
 @pytest.mark.nightly
 async def test_opening_on_a_full_disk_is_reported_and_can_be_repeated(tmp_path: Path, children: Children) -> None:
     await run(children, "open when no more can be written", tmp_path)

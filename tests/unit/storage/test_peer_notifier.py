@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import socket
 from collections.abc import AsyncIterator, Collection
@@ -74,25 +73,6 @@ class WatchedFile:
 @pytest.fixture
 def around(tmp_path: Path) -> WatchedFile:
     return WatchedFile(tmp_path)
-
-
-async def test_a_log_that_grows_too_large_is_reported_once_and_again_after_it_shrank(
-    around: WatchedFile, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(module, "WAL_ALARM", 3 << 20)
-    with caplog.at_level(logging.WARNING, logger="headgate.storage"):
-        async with around.watched():
-            await around.pass_polls(module.FILE_EVERY)
-            assert caplog.records == []
-            for times in (1, 2):
-                around.log.write_bytes(b"\0" * ((4 << 20) + 1))
-                await around.pass_polls(3 * module.FILE_EVERY)
-                assert [record.message for record in caplog.records] == [
-                    f"{around.log} has grown to 4 MiB: an open reader keeps SQLite from emptying it"
-                ] * times
-                around.log.write_bytes(b"")
-                await around.pass_polls(module.FILE_EVERY)
-    assert around.lost == []
 
 
 async def test_a_deleted_file_is_noticed_even_while_polls_fail(around: WatchedFile) -> None:

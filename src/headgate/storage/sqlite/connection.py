@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import random
 import re
@@ -30,6 +31,8 @@ from headgate.errors import HeadgateError, StorageUnavailable, StorageUnusable, 
 from headgate.storage.facts import NETWORK_FILESYSTEMS, Contradiction, IndexFacts, SqliteFacts
 from headgate.storage.migrations import Migration, load_migrations, pending, require_none
 
+logger = logging.getLogger("headgate.storage")
+
 APPLICATION_ID = 0x48_64_67_74
 """`Hdgt`, stored in the file's header: distinguishes a Headgate database from another program's."""
 
@@ -38,6 +41,8 @@ OLDEST_SQLITE = (3, 36, 0)
 
 CHECKPOINT_EVERY = 4000
 """Frames of the log between two checkpoints: 16 MiB. Each checkpoint syncs the file twice."""
+
+ALARM_AT = 32 * CHECKPOINT_EVERY  # 500 MiB
 
 LOCK_TIMEOUT = 1.0
 """Seconds for which a checkpoint waits for other writers; after that the next look tries again."""
@@ -425,9 +430,12 @@ class Checkpointer:
         self._clock = clock
         self._connection = connect(path, synchronous=synchronous, timeout=0)
         # SQLite locks no bytes of its log, so closing this descriptor releases no lock of this process.
-        self._log = os.open(path.resolve().with_name(f"{path.resolve().name}-wal"), os.O_RDONLY)
+        self._log_path = path.resolve().with_name(f"{path.resolve().name}-wal")
+        self._log = os.open(self._log_path, os.O_RDONLY)
         self._identity = b""
         self._due_at = CHECKPOINT_EVERY
+        # The code of an error that has been logged, until a checkpoint succeeds.
+        self._failure = 0
 
     def is_due(self) -> bool:
         """Whether the log has `CHECKPOINT_EVERY` frames more than at its reset or last checkpoint: two small reads."""
@@ -441,15 +449,22 @@ class Checkpointer:
         return os.pread(self._log, 8, _HEADER + (self._due_at - 1) * frame + 8) == header[_SALTS]
 
     def run(self) -> None:
-        """Checkpoint now; without effect while other writers hold the file, or its disk is full."""
-        with contextlib.suppress(sqlite3.OperationalError):
+        """Checkpoint now; without effect while other writers hold the file. An error is logged."""
+        try:
             begin(self._writer, lambda: LOCK_TIMEOUT, self._clock)
             try:
                 ((_, frames, _),) = self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
                 # A reader may keep the log from being reset; then it grows, and is copied again after as many frames.
-                self._due_at = max(frames, 0) + CHECKPOINT_EVERY
+                due_before, self._due_at, self._failure = self._due_at, max(frames, 0) + CHECKPOINT_EVERY, 0
+                if due_before <= ALARM_AT < self._due_at:
+                    logger.warning("%s grows, because an open reader keeps SQLite from emptying it", self._log_path)
             finally:
                 self._writer.execute("ROLLBACK")
+        except sqlite3.OperationalError as error:
+            code = error.sqlite_errorcode & 0xFF
+            if code not in (self._failure, *_BUSY):
+                self._failure = code
+                logger.warning("%s grows, because it cannot be copied into the file: %s", self._log_path, error)
 
     def close(self) -> None:
         self._connection.close()

@@ -24,8 +24,6 @@ LOOK_EVERY = 0.25
 FILE_EVERY = 8
 """The number of reads after which the file itself is checked."""
 
-WAL_ALARM = 512 * 1024 * 1024
-
 _CHANGE = b"headgate"
 _ENDINGS = b"headgate endings"
 
@@ -53,7 +51,6 @@ class PeerNotifier:
         self._identity = self._identify()
         self._stamp: tuple[int, int] | None = None
         self._was_written = True
-        self._alarmed = False
         self._socket: socket.socket | None = None
         self._watching: asyncio.Task[None] | None = None
         self.port = 0
@@ -106,8 +103,8 @@ class PeerNotifier:
         while True:
             await sleep(self._clock, LOOK_EVERY)
             looks += 1
-            if looks % FILE_EVERY == 0:
-                self._check_file()
+            if looks % FILE_EVERY == 0 and self.is_file_lost():
+                self._on_lost(self.lost())
             if not self._may_have_changed():
                 continue
             try:
@@ -159,18 +156,6 @@ class PeerNotifier:
             f"{self._path} was removed or replaced while it was open, or -wal or -shm beside it; what is written now "
             "would be lost: put it back and restart this process"
         )
-
-    def _check_file(self) -> None:
-        if self.is_file_lost():
-            self._on_lost(self.lost())
-            return
-        status = _status(self._log)
-        size = 0 if status is None else status.st_size
-        if size > WAL_ALARM and not self._alarmed:
-            logger.warning(
-                "%s has grown to %d MiB: an open reader keeps SQLite from emptying it", self._log, size >> 20
-            )
-        self._alarmed = size > WAL_ALARM
 
 
 def _status(path: str) -> os.stat_result | None:
