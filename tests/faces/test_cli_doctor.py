@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import json
 import re
 import shlex
+import sqlite3
 import sys
 import uuid
 from pathlib import Path
@@ -79,6 +81,22 @@ def test_a_healthy_file_has_no_problem_and_deep_reads_all_of_it(folder: Path) ->
     assert "integrity" not in examine(target)[1]
     assert "nodes" in examine(target, "--quiet")[1]
     assert "migrations" not in examine(target, "--quiet")[1]
+
+
+@pytest.mark.nightly
+def test_a_file_that_another_program_keeps_locked_is_a_problem(folder: Path) -> None:
+    """The fault: while all writes waited, doctor found nothing."""
+    target = project(folder)
+    open_(target)
+    assert examine(target)[1]["write lock"] == ("ok", "free")
+    with contextlib.closing(sqlite3.connect(folder / "jobs.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        code, found = examine(target)
+    level, seen = found["write lock"]
+    assert (code, level) == (1, "problem")
+    assert "is locked by another connection with an open write transaction" in seen
+    # The other checks follow.
+    assert found["permissions"][0] == "ok"
 
 
 def test_work_without_a_worker_is_found_with_advice(folder: Path) -> None:

@@ -76,11 +76,25 @@ async def _examine(app: Headgate, target: str, *, deep: bool) -> list[Finding]:
             return [*found, Finding("problem", "migrations", f"missing: {', '.join(missing)}", advice)]
         found.append(Finding("ok", "migrations", "up to date"))
         async with app.open(migrate=False):
+            found += [await _write_finding(app)] if file is not None else []
             return [*found, *(_with_target(each, target) for each in findings_of(await app.admin.checkup(deep=deep)))]
     except HeadgateError as error:
         advice = "repair the server, the disk or the address, as the error says; workers then continue by themselves"
         is_away = isinstance(error, StorageUnavailable) and not isinstance(error, StorageLost)
         return [*found, Finding("problem", "store", str(error), advice if is_away else "the error says what to do")]
+
+
+async def _write_finding(app: Headgate) -> Finding:
+    """Return whether a file can be written to; one that is locked for a moment is tried again, for 5 s."""
+    app._storage.is_hurried = True
+    seen = ""
+    for _ in range(5):
+        try:
+            async with app._storage.transaction():
+                return Finding("ok", "write lock", "free")
+        except StorageUnavailable as error:
+            seen = str(error)
+    return Finding("problem", "write lock", seen, "as the error says; until then no job is stored, started or ended")
 
 
 def _with_target(finding: Finding, target: str) -> Finding:
