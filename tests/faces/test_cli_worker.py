@@ -10,6 +10,7 @@ import logging
 import re
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -32,6 +33,8 @@ from headgate.cli.reloader import Reloader
 from headgate.cli.supervisor import Supervisor, start_worker
 from headgate.clock import SystemClock
 from headgate.errors import DeclarationError
+from headgate.storage.sqlite.storage import SqliteStorage
+from tests.internals import app_on
 from tests.until import patient, until, until_now
 
 APP = """
@@ -324,6 +327,22 @@ def test_a_worker_of_a_parent_gets_every_word_of_its_command_line(
     )
     assert call("worker", *given).exit_code == 0
     assert started == [(sys.executable, "-m", "headgate", "worker", "--end-with-stdin", *given)]
+
+
+async def test_a_worker_waits_for_a_file_that_another_program_has_locked(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The fault: it crashed as it joined, although it is to wait for its store."""
+    app = app_on(SqliteStorage(tmp_path / "jobs.db", SystemClock(), patience=0.1))
+    async with app.open():
+        pass
+    with contextlib.closing(sqlite3.connect(tmp_path / "jobs.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        async with contextlib.AsyncExitStack() as opened:
+            opening = asyncio.ensure_future(worker_command._open(app, 600, asyncio.Event(), opened))
+            await until(lambda: "waiting up to 600 s for the store: " in caplog.text)
+            other.execute("ROLLBACK")
+            assert await asyncio.wait_for(opening, patient(15))
 
 
 @pytest.mark.slow

@@ -339,6 +339,8 @@ async def _serve(
             # The node has left, and callbacks of its last jobs still run.
             _end_soon(0)
             os._exit(0)
+        else:
+            app._storage.is_hurried = True
 
     try:
         async with AsyncExitStack() as stack:
@@ -375,8 +377,8 @@ async def _open(app: Headgate, wait: float, stopping: asyncio.Event, stack: Asyn
     while not stopping.is_set():
         try:
             await stack.enter_async_context(app.open())
-            # A write: a server that is read-only can be read, and is waited for as one that is away.
-            await app._storage.producer()
+            # A write: a store that can only be read, or is locked, is waited for as one that is away.
+            await app._storage.write(lambda tx: tx.execute("use_limit_time", limit_now=tx.limit_now))
             return not stopping.is_set()
         except StorageUnavailable as error:
             if clock.monotonic() >= until:
