@@ -14,11 +14,13 @@ from dramatiq.results.backends import RedisBackend
 
 from headgate.contrib.dramatiq import DramatiqGate
 from headgate.limits.strict_rate import StrictRate
+from tests.until import patient
 
 URL = os.environ.get("GATE_REDIS_URL", "redis://127.0.0.1:1/0")
 
 broker = RedisBroker(url=URL, heartbeat_timeout=1000, maintenance_chance=200_000)
-broker.add_middleware(Results(backend=RedisBackend(url=URL)))
+# redis-py 8 gives a read up after 5 s, also one that blocks for longer: a busy machine may need that to start a worker.
+broker.add_middleware(Results(backend=RedisBackend(url=f"{URL}?socket_timeout={patient(60)}")))
 broker.add_middleware(CurrentMessage())
 dramatiq.set_broker(broker)
 gate = DramatiqGate(broker, store=URL)
