@@ -8,6 +8,7 @@ from datetime import timedelta
 
 from headgate import Headgate, StrictRate
 from headgate.admin import SlowCounts
+from headgate.admin.overview import FINAL_COUNTS
 from headgate.storage.records import QueueCounts
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
@@ -103,6 +104,21 @@ def test_an_overview_does_not_wait_for_counts_and_says_how_old_they_are() -> Non
             assert [queue.is_paused for queue in second.queues] == [False]
             await counts.close()
             assert (await app.admin.overview()).totals.waiting == 4
+
+    run_virtual(main)
+
+
+def test_final_jobs_that_are_not_counted_yet_are_not_zero() -> None:
+    """The fault: the first overview of a large store had no queue yet, and said "0 in the store" of 1,500 failed."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = app_on(_SlowToCount(clock), clock=clock)
+        async with app.open():
+            counts = SlowCounts(clock)
+            seen = await app.admin.overview(counts)
+            assert (seen.queues, seen.finals_at) == ([], None)
+            assert [getattr(seen.totals, state) for state in FINAL_COUNTS] == [None] * 4
+            await counts.close()
 
     run_virtual(main)
 

@@ -235,7 +235,7 @@ def by_queue(views: Sequence[ViewCount]) -> Mapping[str, Mapping[CountedView, in
     return found
 
 
-def totals_of(queues: Sequence[QueueOverview], *, is_counted: bool) -> JobTotals:
+def totals_of(queues: Sequence[QueueOverview], *, is_counted: bool, has_finals: bool) -> JobTotals:
     def total(name: str) -> int | None:
         counts = [getattr(queue, name) for queue in queues]
         return None if None in counts else sum(counts)
@@ -243,7 +243,7 @@ def totals_of(queues: Sequence[QueueOverview], *, is_counted: bool) -> JobTotals
     unfinished = ("waiting", "ready", "throttled", "scheduled", "blocked", "running", "undeclared")
     return JobTotals(
         **{name: total(name) if is_counted else None for name in unfinished},
-        **{name: total(name) for name in FINAL_COUNTS},
+        **{name: total(name) if has_finals else None for name in FINAL_COUNTS},
     )
 
 

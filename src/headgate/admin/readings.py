@@ -259,7 +259,7 @@ class Readings:
         queues = with_undeclared(queues, waiting, self.tasks, await self.declared_by_nodes())
         alerts = await self.alerts()
         lately = await self.history.jobs(step=10, span=300)
-        totals = totals_of(queues, is_counted=counted_at is not None)
+        totals = totals_of(queues, is_counted=counted_at is not None, has_finals=finals_at is not None)
         # A page that begins to load after this instant has all that is in here, and does not load again for it.
         now = self.now()
         seen = Overview(
