@@ -44,6 +44,9 @@ def _troubles(seen: Overview) -> Iterator[Sentence]:
         yield Sentence("alerts", "bad", count=len(firing), name=", ".join(dict.fromkeys(firing)))
     if seen.blockers:
         yield Sentence("blocked", "bad", seconds=max(each.age for each in seen.blockers))
+    # Lag and full limits are often its consequence.
+    if RETRIES <= seen.retried_lately > seen.succeeded_lately:
+        yield Sentence("retrying", "warn", count=seen.retried_lately, more=seen.succeeded_lately)
     if nodes.alive and nodes.silent:
         yield Sentence("workers_silent", "warn", count=nodes.silent)
     if nodes.alive and totals.undeclared:
@@ -54,6 +57,9 @@ def _troubles(seen: Overview) -> Iterator[Sentence]:
     for queue in sorted(seen.queues, key=lambda each: -each.lag):
         if nodes.alive and queue.lag > LAG:
             yield Sentence("lag", "warn", name=queue.queue, seconds=queue.lag)
+    if seen.overdue_schedules:
+        yield Sentence("overdue", "warn", count=len(seen.overdue_schedules))
+    # Jobs wait for limits also while nothing is wrong, so other trouble comes first.
     for limit in seen.limits:
         if not limit.waiting:
             break
@@ -65,10 +71,6 @@ def _troubles(seen: Overview) -> Iterator[Sentence]:
             # Without a worker the time at which the limit has let all jobs start comes, and they still wait.
             at = at if nodes.alive else None
             yield Sentence("limit", "warn", count=limit.keys, name=limit.limit, key=key, at=at)
-    if seen.overdue_schedules:
-        yield Sentence("overdue", "warn", count=len(seen.overdue_schedules))
-    if RETRIES <= seen.retried_lately > seen.succeeded_lately:
-        yield Sentence("retrying", "warn", count=seen.retried_lately, more=seen.succeeded_lately)
     if seen.failed_last_hour:
         yield Sentence("failed", "warn", count=seen.failed_last_hour, more=int(seen.is_failed_cut))
 

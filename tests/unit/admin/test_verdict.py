@@ -161,6 +161,16 @@ def test_a_store_that_does_not_answer_precedes_the_last_known_state() -> None:
     assert found[0].at == since
 
 
+def test_limits_that_jobs_wait_for_leave_room_for_what_is_wrong() -> None:
+    """The fault: an API failed, nearly all attempts with it, and the verdict had three limits or lags to name."""
+    many = [SHOP, replace(SHOP, limit="stripe"), replace(SHOP, limit="openai")]
+    late = [queue(name, lag=90.0) for name in ("mail", "sync", "web")]
+    outage = seen(limits=many, queues=late, retried_lately=1204, succeeded_lately=1, alerts=[ALERT])
+    assert [each.kind for each in verdict(outage)] == ["alerts", "retrying", "lag"]
+    overdue = seen(limits=many, overdue_schedules=[None])
+    assert [each.kind for each in verdict(overdue)] == ["overdue", "limit", "limit"]
+
+
 def test_numbers_names_and_times_are_parts_of_a_sentence() -> None:
     (found,) = verdict(seen(limits=[SHOP]))
     assert (found.kind, found.count, found.name, found.key, found.at) == ("limit", 3, "shop-api", "acme", CLEAR)
