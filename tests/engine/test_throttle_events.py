@@ -162,7 +162,7 @@ def test_the_last_line_of_a_node_counts_no_job_that_has_run(rule: Limit, caplog:
         run_virtual(main)
     first, last = [record.getMessage() for record in caplog.records if record.getMessage().startswith("limit calls")]
     assert " waiting behind key " in first
-    assert last.startswith("limit calls: no jobs waiting any more [throttled limit=calls key=")
+    assert last.startswith("limit calls: this node knows of no more waiting jobs [throttled limit=calls key=")
     assert " keys=0 waiting=0 count=" in last
 
 

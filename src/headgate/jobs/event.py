@@ -184,7 +184,7 @@ class LimitThrottled(Event, frozen=True):
 
     Since the last one, lanes met closed buckets `count` times. Behind the buckets of `keys` keys (at most 10,000)
     `waiting` jobs wait, as far as this node knows; `key` is the one with the most, and its bucket opens at `opens_at`
-    (as of `JobThrottled`). If none waits any more, it is the one that was met last.
+    (as of `JobThrottled`). If it knows of none any more, it is the one that was met last.
     """
 
     limit: str
@@ -199,7 +199,7 @@ class LimitThrottled(Event, frozen=True):
         keys = f"key {self.key!r}" if self.keys == 1 else f"{self.keys} keys, most behind {self.key!r}"
         fields = as_fields(limit=self.limit, key=self.key, keys=self.keys, waiting=self.waiting, count=self.count)
         if not self.waiting:
-            return f"limit {self.limit}: no jobs waiting any more [throttled {fields}]"
+            return f"limit {self.limit}: this node knows of no more waiting jobs [throttled {fields}]"
         # Without a time, the slot is a permit's.
         opens = "" if opens_at is None else f" opens_at={opens_at}"
         return (

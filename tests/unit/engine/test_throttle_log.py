@@ -78,4 +78,7 @@ def test_the_event_of_a_limit_counts_no_job_that_has_started_here_or_whose_bucke
     (event,) = log.close(at=8, store_now=8 * SECOND)
     assert isinstance(event, LimitThrottled)
     assert (event.key, event.keys, event.waiting, event.count, event.opens_at) == ("p", 0, 0, 2, None)
-    assert event.line() == "limit api: no jobs waiting any more [throttled limit=api key=p keys=0 waiting=0 count=2]"
+    assert (
+        event.line()
+        == "limit api: this node knows of no more waiting jobs [throttled limit=api key=p keys=0 waiting=0 count=2]"
+    )
