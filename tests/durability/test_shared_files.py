@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from headgate.admin.findings import findings_of
 from headgate.clock import SystemClock
 from headgate.errors import StorageUnavailable
 from headgate.storage.sqlite.storage import SqliteStorage
@@ -84,6 +85,41 @@ async def test_while_a_lock_holder_is_stopped_writers_wait_readers_continue_and_
             assert not worker.has_line("NodeLost")
             assert not worker.has_line("NodeDeclaredDead")
     assert "another connection has an open write transaction" in children.log, "the workers tell of it as well"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads what the Linux kernel lists")
+async def test_operators_see_which_process_holds_the_file(database: Path, children: Children) -> None:
+    """The fault: a frozen process held the file, and doctor found no blockers and advised to start a worker."""
+    storage = SqliteStorage(database, SystemClock())
+    app = app_on(storage)
+    async with app.open():
+        assert await app.admin.blockers() == []
+        holder = await children.start("sqlite_user.py", role="hold the write lock", path=str(database))
+        await holder.wait_for_line("locked")
+        holder.signal(signal.SIGSTOP)
+
+        async def is_seen() -> bool:
+            return any("which is stopped" in each.what for each in await app.admin.blockers())
+
+        await until(is_seen)
+        (blocker,) = (await app.admin.overview()).blockers
+        assert (blocker.kind, blocker.pid) == ("blocks", holder.pid)
+        assert blocker.what.startswith(f"the write lock of {storage.path} is held by process {holder.pid}, ")
+        (found,) = [each for each in findings_of(await app.admin.checkup()) if each.check == "blockers"]
+        assert found.level == "problem"
+        assert found.advice == f"continue it: kill -CONT {holder.pid}; or end it: kill -9 {holder.pid}"
+        holder.signal(signal.SIGCONT)
+        # One that is not stopped is seen when nobody has committed for a while.
+        log = database.with_name(f"{database.name}-wal")
+        os.utime(log, (time.time(), time.time() - 60))
+
+        async def is_seen_running() -> bool:
+            return any("stopped" not in each.what for each in await app.admin.blockers())
+
+        await until(is_seen_running)
+        holder.send("go")
+        await holder.wait_for_line("released")
+        assert await app.admin.blockers() == []
 
 
 async def test_a_writer_that_times_out_reports_the_process_with_the_lock(database: Path, children: Children) -> None:

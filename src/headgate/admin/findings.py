@@ -260,7 +260,9 @@ def _of_nodes(checkup: Checkup) -> Iterator[Finding]:
     else:
         outcome = f"and {counted(ready, 'job')} could start" if ready else "so nothing runs"
         level: Level = "problem" if ready else "warning"
-        yield Finding(level, "nodes", f"none is alive, {outcome}", "start `headgate worker`")
+        blocked = silent and any(each.kind == "blocks" for each in checkup.blockers)
+        advice = "end what blocks the store, see blockers" if blocked else "start `headgate worker`"
+        yield Finding(level, "nodes", f"none is alive, {outcome}", advice)
     for node in silent:
         yield Finding(
             "warning",
@@ -356,6 +358,8 @@ def _of_work(checkup: Checkup) -> Iterator[Finding]:
         seen_any = True
         level: Level = "problem" if blocker.kind == "blocks" else "warning"
         advice = f"end it, if need be: SELECT pg_terminate_backend({blocker.pid})"
+        if isinstance(checkup.store, SqliteFacts):
+            advice = f"continue it: kill -CONT {blocker.pid}; or end it: kill -9 {blocker.pid}"
         yield Finding(level, "blockers", f"for {age:.0f} s: {blocker}", advice)
     if not seen_any:
         yield Finding("ok", "blockers", "none")

@@ -19,6 +19,7 @@ from headgate.admin.overview import (
     UnfinishedCounts,
     blocker_status,
     by_queue,
+    held_lock,
     node_counts,
     queue_overview,
     totals_of,
@@ -302,8 +303,9 @@ class Readings:
         )
 
     async def blockers(self) -> Sequence[Blocker]:
-        """Return what delays the store: transactions that are open for long, connections that block others."""
-        return await self._storage.blockers()
+        """Return what delays the store: long transactions, connections that block others, who holds a SQLite file."""
+        found = await self._storage.blockers()
+        return found if self._storage.file is None else [*found, *held_lock(self._storage.file, self._storage.now())]
 
     async def alerts(self) -> Sequence[AlertStatus]:
         """Return the alerts of `app.alert` that last, or whose messages are not all delivered, the oldest first.

@@ -34,7 +34,9 @@ def last_known(seen: Overview, silent_since: datetime, now: datetime) -> Overvie
 
 def _troubles(seen: Overview) -> Iterator[Sentence]:
     totals, nodes = seen.totals, seen.nodes
-    if not nodes.alive and (totals.waiting or nodes.silent):
+    # Workers that cannot write are silent, and run.
+    is_blocked = nodes.silent > 0 and any(each.kind == "blocks" for each in seen.blockers)
+    if not nodes.alive and not is_blocked and (totals.waiting or nodes.silent):
         # With no worker, all others wait for one as well, such as jobs of tasks that no worker declares.
         startable = (totals.ready or 0) + (totals.undeclared or 0)
         name = "ready" if startable else "waiting"
@@ -47,7 +49,7 @@ def _troubles(seen: Overview) -> Iterator[Sentence]:
     # Lag and full limits are often its consequence.
     if RETRIES <= seen.retried_lately > seen.succeeded_lately:
         yield Sentence("retrying", "warn", count=seen.retried_lately, more=seen.succeeded_lately)
-    if nodes.alive and nodes.silent:
+    if (nodes.alive or is_blocked) and nodes.silent:
         yield Sentence("workers_silent", "warn", count=nodes.silent)
     if nodes.alive and totals.undeclared:
         yield Sentence("undeclared", "warn", count=totals.undeclared)

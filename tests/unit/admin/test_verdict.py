@@ -161,6 +161,12 @@ def test_a_store_that_does_not_answer_precedes_the_last_known_state() -> None:
     assert found[0].at == since
 
 
+def test_workers_that_something_blocks_are_not_said_to_be_gone() -> None:
+    """The fault: a frozen process held the SQLite file, and the verdict began "No worker is running"."""
+    blocked = seen(nodes=NodeCounts(silent=3), totals=JobTotals(waiting=9, ready=9), blockers=[BLOCKER])
+    assert [each.kind for each in verdict(blocked)] == ["blocked", "workers_silent"]
+
+
 def test_limits_that_jobs_wait_for_leave_room_for_what_is_wrong() -> None:
     """The fault: an API failed, nearly all attempts with it, and the verdict had three limits or lags to name."""
     many = [SHOP, replace(SHOP, limit="stripe"), replace(SHOP, limit="openai")]
