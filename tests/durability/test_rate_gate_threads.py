@@ -29,6 +29,7 @@ from headgate.limits.strict_rate import StrictRate
 from tests.durability.thread_time import ThreadTime
 from tests.durability.threads import InThread, side_by_side
 from tests.forked import answer_of_forked_child
+from tests.interrupts import call_with_signal, interrupt
 from tests.until import patient, until_now
 
 
@@ -371,10 +372,7 @@ def test_a_fork_does_not_end_the_tasks_that_wait_in_its_parent() -> None:
 
 @pytest.mark.parametrize("kind", ["gate", "limiter"])
 def test_an_interrupt_at_any_point_holds_up_nobody(kind: str) -> None:
-    """The fault: after Ctrl-C, all threads waited for a lock, or for a place in line, that nobody gave back.
-
-    Python handles signals when it enters a function, and after a call of a function in C.
-    """
+    """The fault: after Ctrl-C, all threads waited for a lock, or for a place in line, that nobody gave back."""
 
     def new_call() -> Callable[[], object]:
         if kind == "limiter":
@@ -383,27 +381,10 @@ def test_an_interrupt_at_any_point_holds_up_nobody(kind: str) -> None:
         gate.wait()
         return gate.wait
 
-    point, is_interrupted = 0, True
-    while is_interrupted:
-        point, left, is_interrupted = point + 1, point + 1, False
-        call = new_call()
-
-        def interrupt(_frame: object, event: str, _argument: object) -> None:
-            nonlocal left
-            if event in ("call", "c_return"):
-                left -= 1
-                if left == 0:
-                    sys.setprofile(None)
-                    raise KeyboardInterrupt
-
-        try:
-            sys.setprofile(interrupt)
-            call()
-        except KeyboardInterrupt:
-            is_interrupted = True
-        finally:
-            sys.setprofile(None)
+    point, call = 1, new_call()
+    while call_with_signal(call, interrupt, at=point):
         InThread(call).end(2)
+        point, call = point + 1, new_call()
     assert point > 10
 
 

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, cast
@@ -25,6 +26,7 @@ from headgate.jobs.event import JobEnqueued
 from headgate.storage.sqlite.storage import SqliteStorage
 from tests.durability.threads import InThread
 from tests.internals import app_on, client_of, store_of, writer_of
+from tests.interrupts import call_with_signal, interrupt
 from tests.until import patient, until_now
 
 MINE = str(uuid5(NAMESPACE_URL, "mine"))
@@ -203,33 +205,17 @@ def test_a_file_that_another_connection_locks_raises_the_same_error_and_can_be_u
     "ignore::pytest.PytestUnraisableExceptionWarning",
 )
 def test_an_interrupt_at_any_point_leaves_the_store_usable(app: Headgate) -> None:
-    """Python handles signals when it enters a function, and after a call of a function in C."""
-    note, point, acknowledged = app.tasks["note"], 0, [0]
-    while True:
-        point, left = point + 1, point + 1
+    note, point, acknowledged = app.tasks["note"], 1, [0]
 
-        def interrupt(_frame: object, event: str, _argument: object) -> None:
-            nonlocal left
-            if event in ("call", "c_return"):
-                left -= 1
-                if left == 0:
-                    sys.setprofile(None)
-                    raise KeyboardInterrupt
+    def enqueue(number: int) -> None:
+        note.sync.enqueue(number)
+        acknowledged.append(number)
 
-        try:
-            sys.setprofile(interrupt)
-            note.sync.enqueue(point)
-        except KeyboardInterrupt:
-            pass
-        else:
-            sys.setprofile(None)
-            acknowledged.append(point)
-            if left > 0:
-                break
+    while call_with_signal(partial(enqueue, point), interrupt, at=point):
         until_now(lambda: store_of(app).can_add_in_thread)
         assert not writer_of(storage_of(app)).in_transaction
-        assert commits_of(app, lambda point=point: note.sync.enqueue(-point)) == [True]  # type: ignore[misc]
-        acknowledged.append(-point)
+        assert commits_of(app, partial(enqueue, -point)) == [True]
+        point += 1
     assert point > 100
     stored = numbers(app)
     assert len(set(stored)) == len(stored)
@@ -272,32 +258,24 @@ def test_a_signal_handler_in_the_middle_of_a_commit_is_refused_instead_of_waitin
 
 def test_a_signal_handler_at_any_point_enqueues_or_is_refused(app: Headgate) -> None:
     """The fault: while its thread made an id, or counted a job, both waited for ever."""
-    note, point, is_interrupted, stored = app.tasks["note"], 0, True, [0]
+    note, point, is_handled, stored = app.tasks["note"], 0, True, [0]
 
-    def enqueue() -> None:
-        nonlocal is_interrupted
-        left = point
+    def enqueue(number: int) -> None:
+        note.sync.enqueue(number)
+        stored.append(number)
 
-        def handle(_frame: object, event: str, _argument: object) -> None:
-            nonlocal left, is_interrupted
-            if event in ("call", "c_return"):
-                left -= 1
-                if left == 0:
-                    sys.setprofile(None)
-                    is_interrupted = True
-                    with contextlib.suppress(HeadgateError):
-                        note.sync.enqueue(-point)
-                        stored.append(-point)
+    def handle() -> None:
+        with contextlib.suppress(HeadgateError):
+            enqueue(-point)
 
-        sys.setprofile(handle)
-        note.sync.enqueue(point)
-        sys.setprofile(None)
-        stored.append(point)
+    def run() -> None:
+        nonlocal is_handled
+        is_handled = call_with_signal(partial(enqueue, point), handle, at=point)
 
-    while is_interrupted:
-        point, is_interrupted = point + 1, False
+    while is_handled:
+        point += 1
         until_now(lambda: store_of(app).can_add_in_thread)
-        InThread(enqueue).end(5)
+        InThread(run).end(5)
     assert point > 100
     assert sorted(numbers(app)) == sorted(stored)
 
