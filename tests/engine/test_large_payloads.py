@@ -6,7 +6,9 @@ import asyncio
 import base64
 import contextlib
 import logging
+import os
 import sqlite3
+import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -915,3 +917,50 @@ def test_no_secret_of_the_url_or_the_options_is_shown() -> None:
     folder = PayloadFolder("memory://ada:hunter2@host/x", above=5, token="hunter3")
     assert "hunter" not in repr(folder)
     assert folder.shown_url
+
+
+SILENT = """
+import asyncio, threading
+from fsspec import register_implementation
+from fsspec.implementations.memory import MemoryFileSystem
+from headgate import FolderUnavailable, Headgate, PayloadFolder
+
+class Silent(MemoryFileSystem):
+    protocol = "silent"
+
+    def pipe_file(self, *_args, **_options):
+        threading.Event().wait()
+
+register_implementation("silent", Silent)
+app = Headgate("memory://", large_payloads=PayloadFolder("silent://jobs", above=100, timeout=0.1))
+
+@app.task
+async def echo(text: str) -> None: ...
+
+async def main():
+    async with app.open():
+        try:
+            await echo.enqueue("x" * 500)
+        except FolderUnavailable as error:
+            print(error)
+
+asyncio.run(main())
+"""
+
+
+async def test_a_program_ends_while_its_store_does_not_answer() -> None:
+    """The fault: it waited at its exit for the threads of the store, which may never answer."""
+    program = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        SILENT,
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": ":".join(sys.path)},
+    )
+    try:
+        async with asyncio.timeout(patient(15)):
+            output, _ = await program.communicate()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            program.kill()
+    assert (program.returncode, b"no answer for 0.1 s" in output) == (0, True)

@@ -8,7 +8,7 @@ import re
 import secrets
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -72,7 +72,7 @@ class LargePayloads:
         self._folder = folder
         self._storage = storage
         self._clock = clock
-        self._threads: ThreadPoolExecutor | None = None
+        self._threads: Executor | None = None
         self._pid = os.getpid()
         self._place = ""
         self._is_there = False
@@ -258,7 +258,7 @@ class LargePayloads:
         The wait for a free thread counts as part of its `timeout` (default: that of the folder): others may not answer.
         """
         timeout = self._folder.timeout if timeout is None else timeout
-        self._threads = self._own_threads() or ThreadPoolExecutor(AT_ONCE, thread_name_prefix="headgate-payloads")
+        self._threads = self._own_threads() or _new_threads()
         running = in_thread(self._threads, work)
         # After a timeout no caller reads its error.
         running.add_done_callback(read_error)
@@ -276,11 +276,18 @@ class LargePayloads:
         except Exception as error:  # fsspec raises what the package of the scheme raises
             raise FolderUnavailable(self._folder.shown_url, doing, f"{type(error).__name__}: {error}") from error
 
-    def _own_threads(self) -> ThreadPoolExecutor | None:
+    def _own_threads(self) -> Executor | None:
         """Return the threads of this process: after a fork, those of the parent are not here."""
         if self._pid != os.getpid():
             self._pid, self._threads = os.getpid(), None
         return self._threads
+
+
+def _new_threads() -> Executor:
+    """Return threads for which a program that ends does not wait: a store may never answer."""
+    from headgate.storage.sqlite.threads import CallThread
+
+    return CallThread("headgate-payloads", AT_ONCE)
 
 
 class _Failures:

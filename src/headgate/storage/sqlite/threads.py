@@ -25,16 +25,17 @@ _Waiting = tuple[asyncio.AbstractEventLoop, asyncio.Future[Any], Callable[..., A
 
 
 class CallThread(Executor):
-    """An executor with one thread for `run_in_executor`. `submit` returns a future of the running event loop.
+    """An executor for `run_in_executor`, with one thread or a few, for which the interpreter does not wait at its exit.
 
-    A `ThreadPoolExecutor` has a future of its own, with a lock, which is then copied into one of the loop: that took a
-    lone commit 52 Python calls. The interpreter does not wait for this thread when it exits.
+    `submit` returns a future of the running event loop. A `ThreadPoolExecutor` has a future of its own, with a lock,
+    which is then copied into one of the loop: that took a lone commit 52 Python calls.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, threads: int = 1) -> None:
         # Found when it is made: gevent replaces it, after the imports under `gunicorn --preload`.
         self._calls: queue.SimpleQueue[_Waiting | None] = queue.SimpleQueue()
-        threading.Thread(target=_serve, args=(self._calls,), name=name, daemon=True).start()
+        for _ in range(threads):
+            threading.Thread(target=_serve, args=(self._calls,), name=name, daemon=True).start()
         self._end = weakref.finalize(self, self._calls.put, None)
         # At the end of a program, finalizers are called before an app is closed that nobody has closed, by this thread.
         self._end.atexit = False
@@ -50,7 +51,11 @@ class CallThread(Executor):
         return done
 
     def shutdown(self, wait: bool = False, *, cancel_futures: bool = False) -> None:
-        """Let the thread end after the calls that wait; this does not wait for it."""
+        """Let the threads end after the calls that wait, or cancel those; this does not wait for them."""
+        with contextlib.suppress(queue.Empty):
+            while cancel_futures:
+                if waiting := self._calls.get_nowait():
+                    waiting[1].cancel()
         self._end()
 
 
@@ -59,6 +64,7 @@ def _serve(calls: queue.SimpleQueue[_Waiting | None]) -> None:
         _run(*waiting)
         # An idle thread must not keep the last call alive.
         del waiting
+    calls.put(None)  # for the next thread
 
 
 def _run(loop: asyncio.AbstractEventLoop, done: asyncio.Future[Any], call: Callable[..., Any], arguments: Any) -> None:
