@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -917,6 +917,91 @@ def test_no_secret_of_the_url_or_the_options_is_shown() -> None:
     folder = PayloadFolder("memory://ada:hunter2@host/x", above=5, token="hunter3")
     assert "hunter" not in repr(folder)
     assert folder.shown_url
+
+
+# ---------------------------------------------------------------------------------------- servers with sessions
+
+
+class ServerFiles(MemoryFileSystem):  # type: ignore[misc]
+    """A server with real folders and with sessions, each of which ends with the server."""
+
+    protocol = "smb"
+    store: ClassVar[dict[str, Any]] = {}
+    pseudo_dirs: ClassVar[list[str]] = [""]
+    starts = 0
+    opened_in: ClassVar[list[threading.Thread]] = []
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._start = ServerFiles.starts
+        self.opened_in.append(threading.current_thread())
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return "/" + path.removeprefix("smb://").strip("/")
+
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **options: Any) -> None:
+        self._require_session()
+        if not self.isdir(self._parent(path)):
+            raise FileNotFoundError(path)
+        super().pipe_file(path, value, mode, **options)
+
+    def mkdir(self, path: str, create_parents: bool = True, **options: Any) -> None:
+        if not create_parents and not self.isdir(self._parent(path)):
+            raise FileNotFoundError(path)
+        super().mkdir(path, create_parents, **options)
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **options: Any) -> bytes:
+        self._require_session()
+        data: bytes = super().cat_file(path, start, end, **options)
+        return data
+
+    def _require_session(self) -> None:
+        if self._start != ServerFiles.starts:
+            raise OSError("the session has ended")
+
+
+@pytest.fixture
+def server() -> type[ServerFiles]:
+    register_implementation("smb", ServerFiles, clobber=True)
+    ServerFiles.store, ServerFiles.pseudo_dirs = {}, [""]
+    return ServerFiles
+
+
+async def test_on_a_server_with_real_folders_they_are_made_as_on_a_disk(server: type[ServerFiles]) -> None:
+    """The fault: on a server whose writes make no folders, nothing was ever stored."""
+    folder = Folder("smb://files/jobs/headgate")
+    app = Headgate("memory://", large_payloads=folder)
+    echo = declare_echo(app)
+    async with app:
+        assert await result_within(await echo.enqueue(LARGE)) == LARGE
+        for path in [path for path in server.pseudo_dirs if path.startswith("/files")]:
+            server.pseudo_dirs.remove(path)
+        server.store.clear()
+        with pytest.raises(FolderUnavailable, match="FileNotFoundError"):
+            await echo.enqueue(LARGE)
+        assert not server.store, "what is above the day may be on a disk that is not mounted"
+
+
+async def test_a_folder_on_a_server_that_was_restarted_is_connected_anew(server: type[ServerFiles]) -> None:
+    """The fault: once the session had ended, each access failed until the program was started again."""
+    app = Headgate("memory://", large_payloads=Folder("smb://files/jobs"))
+    echo = declare_echo(app)
+    async with app:
+        await echo.enqueue(LARGE)
+        server.starts += 1
+        with pytest.raises(FolderUnavailable, match="the session has ended"):
+            await echo.enqueue(LARGE)
+        assert await result_within(await echo.enqueue(LARGE)) == LARGE
+    assert server.opened_in.pop() is not threading.main_thread(), "the loop does not wait for the server"
+
+
+def test_a_client_that_serves_one_thread_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fault: fsspec's clients of FTP and SFTP mix up the answers to several threads, which waited forever."""
+    register_implementation("sftp", ServerFiles, clobber=True)
+    monkeypatch.setattr(ServerFiles, "protocol", ("sftp", "ssh"))
+    with pytest.raises(DeclarationError, match="for SFTP, pip install sshfs"):
+        PayloadFolder("sftp://files/jobs")
 
 
 SILENT = """

@@ -264,6 +264,7 @@ class LargePayloads:
         running.add_done_callback(read_error)
         try:
             if not await wait_until_done(self._clock, running, timeout):
+                self._folder.reopen()
                 raise FolderUnavailable(self._folder.shown_url, doing, f"no answer for {timeout:g} s")
         finally:
             # What has not started does not start any more.
@@ -274,6 +275,7 @@ class LargePayloads:
             # It waited for a thread when the app was closed; nobody has cancelled the caller.
             raise NotOpen from None
         except Exception as error:  # fsspec raises what the package of the scheme raises
+            self._folder.reopen()
             raise FolderUnavailable(self._folder.shown_url, doing, f"{type(error).__name__}: {error}") from error
 
     def _own_threads(self) -> Executor | None:

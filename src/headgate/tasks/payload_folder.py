@@ -17,6 +17,9 @@ from headgate.urls import displayed_url, without_secrets
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://.+")
 
+_ONE_THREAD = {"ftp", "sftp", "ssh"}  # fsspec's own clients, which mix up the answers to several threads
+_SERVERS = {"sftp", "ssh", "smb"}  # with real folders, and with a session that is not renewed
+
 
 class PayloadFolder:
     """A folder for payloads and results of at least `above` bytes: `PayloadFolder("s3://company-jobs/headgate")`.
@@ -26,8 +29,8 @@ class PayloadFolder:
     codecs have made. A read or a write that takes longer than `timeout` seconds (default: 30) has failed. The folder is
     made when it is first used.
 
-    Needs `headgate[folder]`, and for other places than a disk the package that fsspec names for them. Raises
-    DeclarationError for a URL that fsspec cannot open.
+    Needs `headgate[folder]`, and for other places than a disk the package that fsspec names for them; sshfs for SFTP.
+    Raises DeclarationError for a URL that fsspec cannot open.
     """
 
     def __init__(self, url: str, *, above: int | str = 100_000, timeout: Duration = 30, **options: Any) -> None:
@@ -41,31 +44,42 @@ class PayloadFolder:
         self.shown_url: str = displayed_url(url)
         self.above: int = parse_bytes(above, "above", "PayloadFolder")
         self.timeout: float = parse_seconds(timeout, "timeout", "PayloadFolder", allow_zero=False)
-        self._open: Callable[[], tuple[Any, str]] = partial(url_to_fs, url, **options)
+        self._open: Callable[[], tuple[Any, str]] = partial(url_to_fs, url, **options | {"skip_instance_cache": True})
         try:
             self._opened = _Opened(os.getpid(), *self._open())
         except Exception as error:  # fsspec raises what the package of the scheme raises
             cause = without_secrets(str(error), url)
             raise DeclarationError(f"PayloadFolder: {self.shown_url} cannot be opened: {cause}") from None
+        if not self._files.async_impl and not _ONE_THREAD.isdisjoint(_protocols(self._files)):
+            raise DeclarationError(
+                f"PayloadFolder: {self.shown_url}: not with this client; for SFTP, pip install sshfs"
+            )
 
     @property
     def is_in_process(self) -> bool:
         """Whether the folder is in the memory of this process, and ends with it."""
-        return "memory" in _protocols(self._files)
+        return "memory" in _protocols(self._opened.files)
 
     # These block: they are called in threads. `name` is "<folder>/<object>" or "<folder>/<day>/<object>".
 
     def write(self, name: str, data: bytes, *, makes_folder: bool = False) -> None:
         """Store an object, so that it survives a loss of power.
 
-        On a disk, only the folder of the day is made, unless it `makes_folder`: what is above may be on a disk that is
-        not mounted. Raises FileNotFoundError then.
+        In a store with real folders, only that of the day is made, unless it `makes_folder`: what is above may be on a
+        disk that is not mounted. Raises FileNotFoundError then.
         """
-        path = self._path(name)
-        if "file" in _protocols(self._files):
+        path, files = self._path(name), self._files
+        if "file" in _protocols(files):
             _write_to_disk(Path(path), data, makes_parents=makes_folder)
-        else:
-            self._files.pipe_file(path, data)
+            return
+        folder = path.rpartition("/")[0]
+        if not _SERVERS.isdisjoint(_protocols(files)) and not files.exists(folder):
+            try:
+                files.mkdir(folder, create_parents=makes_folder)
+            except Exception:
+                if not files.exists(folder):  # another process may have made it meanwhile
+                    raise
+        files.pipe_file(path, data)
 
     def read(self, name: str) -> bytes | None:
         """Return an object; None if it is not there."""
@@ -95,13 +109,18 @@ class PayloadFolder:
         with contextlib.suppress(OSError, NotImplementedError):
             self._files.rmdir(self._path(name))
 
+    def reopen(self) -> None:
+        """Connect anew before the next access, if the folder is on a server with sessions: an access has failed."""
+        if not _SERVERS.isdisjoint(_protocols(self._opened.files)):
+            self._opened = self._opened._replace(pid=0)
+
     def _path(self, name: str) -> str:
         return f"{self._opened.root.rstrip('/')}/{name}"
 
     @property
     def _files(self) -> Any:
         if self._opened.pid != os.getpid():
-            # After a fork: the connections and the thread of the parent cannot be used here.
+            # After a fork: the connections and the thread of the parent cannot be used here. Nor can those that failed.
             self._opened = _Opened(os.getpid(), *self._open())
         return self._opened.files
 
