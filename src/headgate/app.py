@@ -690,7 +690,7 @@ class Headgate(RefusesForeignWords):
         log_jobs: bool | None = None,
         handle_signals: bool = True,
     ) -> None:
-        """Run as a worker process until SIGTERM or SIGINT; a second signal ends it at once.
+        """Run as a worker process until SIGTERM, SIGINT or SIGHUP; a second signal ends it at once.
 
         `queues` maps the queues to serve to their slots (None: as declared); default: all declared queues. `slots` is
         how many jobs of all queues together run at once, `name` the worker's name in lists (default: the app's

@@ -112,6 +112,53 @@ def test_sigterm_ends_a_worker_that_still_imports_its_command(folder: Path) -> N
         assert worker.wait(patient(20)) == 0
 
 
+HELD = """
+import asyncio, pathlib
+from headgate import Headgate
+app = Headgate("sqlite:///jobs.db")
+
+@app.task
+async def hold() -> str:
+    pathlib.Path("running").touch()
+    while not pathlib.Path("released").exists():
+        await asyncio.sleep(0.01)
+    return "done"
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ignored", [False, True])
+def test_a_worker_whose_terminal_is_closed_drains_unless_it_was_started_with_nohup(folder: Path, ignored: bool) -> None:
+    """The fault: SIGHUP killed it, so its jobs were lost until its lease had expired, and counted as lost attempts."""
+    target = f"held_{ignored}:app"
+    (folder / f"held_{ignored}.py").write_text(HELD)
+    assert call("migrate", target).exit_code == 0
+    assert call("jobs", "enqueue", target, "hold").exit_code == 0
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
+    try:
+        worker = subprocess.Popen(
+            [sys.executable, "-m", "headgate", "worker", target], cwd=folder, stderr=subprocess.PIPE
+        )
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    with worker, contextlib.ExitStack() as stack:
+        stack.callback(worker.kill)
+        until_now((folder / "running").exists)
+        # The shell and the kernel each send one.
+        worker.send_signal(signal.SIGHUP)
+        time.sleep(0.2)
+        worker.send_signal(signal.SIGHUP)
+        time.sleep(0.2)
+        (folder / "released").touch()
+        if ignored:
+            until_now(lambda: '"succeeded"' in call("jobs", "list", target, "--json").output)
+            worker.send_signal(signal.SIGTERM)
+        assert worker.wait(patient(20)) == 0
+        assert b"is stopping" in worker.stderr.read()  # type: ignore[union-attr]
+    (job,) = json.loads(call("jobs", "list", target, "--json").output)
+    assert (job["state"], job["attempt"]) == ("succeeded", 1)
+
+
 @pytest.mark.slow
 def test_a_process_that_a_handler_starts_does_not_handle_sigterm_as_the_worker_does(folder: Path) -> None:
     """The fault: such a process ended with 0 when it was terminated, and while it ran C code, not at all."""

@@ -213,8 +213,9 @@ def worker(
 
     SIGUSR1: writes the stacks of all threads and asyncio tasks to stderr and continues.
 
-    SIGTERM or SIGINT: claims no more jobs, lets running ones finish within the grace, returns the rest, and ends. A
-    second signal ends at once; running jobs are cancelled and returned, and nothing is lost.
+    SIGTERM, SIGINT or SIGHUP: claims no more jobs, lets running ones finish within the grace, returns the rest, and
+    ends; so its manager starts it again. A second SIGTERM or SIGINT ends at once; running jobs are cancelled and
+    returned, and nothing is lost. Under nohup, SIGHUP has no effect.
 
     From any machine, you can list workers, let one claim nothing for a while, change its slots, and stop it: see
     `headgate nodes`.
@@ -361,7 +362,7 @@ async def _serve(
             _end_soon(1)
         raise
     # All endings are recorded, so a late signal has nothing to interrupt.
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     # A supervisor starts a worker again that ends in another way.
     code = STOPPED_BY_OPERATOR if is_stopped and NUMBER in os.environ else 0

@@ -10,7 +10,7 @@ from headgate.jobs.annotation import Annotation
 from headgate.jobs.job import ClaimedJob, JobError
 from headgate.tasks.hooks import Moment
 
-IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 """Signals that the node handles; they are sent to whole groups of processes. A child ignores them from its start."""
 
 

@@ -1,4 +1,4 @@
-"""Stop signals: SIGTERM and SIGINT end a worker process; and how a process has ended, in words."""
+"""Stop signals: SIGTERM, SIGINT and SIGHUP end a worker process; and how a process has ended, in words."""
 
 from __future__ import annotations
 
@@ -6,17 +6,29 @@ import asyncio
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import chain, repeat
 
 
 @contextmanager
 def on_stop_signals(first: Callable[[], object], second: Callable[[], object]) -> Iterator[None]:
-    """Call `first` on the first SIGTERM or SIGINT and `second` on each one after it, until the block ends."""
+    """Call `first` on the first SIGTERM, SIGINT or SIGHUP and `second` on each one after it, until the block ends.
+
+    A later SIGHUP has no effect: a terminal that is closed may send two. Under `nohup` it stays ignored.
+    """
     loop = asyncio.get_running_loop()
-    calls = chain([first], repeat(second))
-    caught = (signal.SIGTERM, signal.SIGINT)
-    for number in caught:
-        loop.add_signal_handler(number, lambda: next(calls)())
+    calls = [second, first]
+
+    def stop() -> None:
+        (calls.pop() if len(calls) > 1 else second)()
+
+    def hang_up() -> None:
+        if len(calls) > 1:
+            stop()
+
+    caught = dict.fromkeys((signal.SIGTERM, signal.SIGINT), stop)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+        caught[signal.SIGHUP] = hang_up
+    for number, call in caught.items():
+        loop.add_signal_handler(number, call)
     try:
         yield
     finally:
