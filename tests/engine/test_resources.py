@@ -27,6 +27,7 @@ from headgate import (
 )
 from headgate.clock import SECOND
 from headgate.jobs.event import Event, ResourceFailed
+from headgate.tasks.resource import Resource, Scope
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.until import patient, result_within, until
 
@@ -741,3 +742,14 @@ def test_a_resource_that_cannot_be_passed_by_name_is_an_error() -> None:
             app.task(function)
     with pytest.raises(DeclarationError, match="resource 'taken': resource 'session' is passed by name"):
         app.resource(scope="attempt")(taken)
+
+
+def test_a_deep_web_of_resources_is_declared_at_once() -> None:
+    """The fault: each path through it was followed, so that forty resources, each with two users, took hours."""
+    resource = bottom = Resource("bottom", int, Scope.NODE, {}, contextlib.nullcontext)
+    for number in range(60):
+        resource = Resource(
+            f"of {number}", int, Scope.NODE, {"left": resource, "right": resource}, contextlib.nullcontext
+        )
+    assert resource.requires(bottom)
+    assert not resource.requires(None)

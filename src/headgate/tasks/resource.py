@@ -52,7 +52,10 @@ class Resource:
 
     def requires(self, other: Resource | None) -> bool:
         """Whether it is the other one, or takes it, also through others."""
-        return self is other or any(need.requires(other) for need in self.needs.values())
+        found = [self]
+        for each in found:
+            found += [need for need in each.needs.values() if need not in found]
+        return other in found
 
 
 def declare_resource(function: Callable[..., Any], scope: str, known: Mapping[Any, Resource]) -> Resource:
@@ -102,8 +105,7 @@ def _needs(
     found: dict[str, Resource] = {}
     for name, parameter in inspect.signature(function).parameters.items():
         with contextlib.suppress(TypeError):  # an unhashable annotation is not a resource's
-            resource = known.get(hints.get(name))
-            if resource is not None:
+            if (resource := known.get(hints.get(name))) is not None:
                 found[name] = resource
         if name in found and parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise DeclarationError(
@@ -129,9 +131,7 @@ def _yielded(function: Callable[..., Any], returned: Any, where: str) -> Any:
     try:
         hash(kind)
     except TypeError:
-        raise DeclarationError(
-            f"{where} yields {_named(kind)}, which cannot be looked up: it is not hashable"
-        ) from None
+        raise DeclarationError(f"{where} yields {_named(kind)}, which is not hashable, so not found") from None
     if kind in (Any, object, type(None)):
         raise DeclarationError(
             f"{where} yields {_named(kind)}, which is not a specific type; name the type that handlers ask for"
