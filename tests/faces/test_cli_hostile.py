@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -314,6 +315,30 @@ def test_a_bulk_change_that_is_stopped_reports_what_it_has_changed(
     assert result.stderr.startswith("stopped: at least 0 jobs cancelled")
     project_left = call("jobs", "count", project.target, "--state", "waiting")
     assert project_left.stdout == "50\n"
+
+
+def test_a_stopped_reschedule_by_a_delay_is_not_to_be_repeated_with_it(
+    project: OneModule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fault: "repeat the command", which with --delay moved the same jobs again, and the others last."""
+
+    async def work(app: Any) -> None:
+        await app.tasks["sync"].enqueue_many([(str(number),) for number in range(250)])
+
+    project.do(work)
+    pages, calls = SqliteStorage.jobs, count(1)
+
+    async def jobs(self: SqliteStorage, *words: Any, **named: Any) -> Any:
+        if next(calls) == 2:
+            raise StorageUnavailable("the disk is gone")
+        return await pages(self, *words, **named)
+
+    monkeypatch.setattr(SqliteStorage, "jobs", jobs)
+    result = call("jobs", "reschedule", project.target, "--task", "sync", "--delay", "1h", "--yes")
+    assert result.stderr.splitlines() == [
+        "stopped: at least 200 jobs rescheduled; repeat the command, with --at in place of --delay for the rest",
+        "Error: the disk is gone",
+    ]
 
 
 def test_named_jobs_that_were_changed_before_ctrl_c_are_reported(

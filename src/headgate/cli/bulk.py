@@ -117,7 +117,7 @@ def count_and_change(
             if is_interrupted or latest.changed:
                 # The last commit may have succeeded without an answer.
                 done = f"at least {counted(latest.changed, 'job')} {_WORDS[word].done}"
-                click.echo(f"stopped: {done}; repeat the command for the rest", err=True)
+                click.echo(f"stopped: {done}; {_WORDS[word].again} for the rest", err=True)
             if not is_interrupted:
                 raise
             raise SystemExit(INTERRUPTED) from None
