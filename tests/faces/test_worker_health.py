@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from headgate.observe.health import MOST_CONNECTIONS
-from tests.postgres_server import free_port
+from tests.postgres_server import free_port, server_in
 from tests.until import patient, until_now
 
 APP = """
@@ -149,3 +149,18 @@ def test_a_taken_port_is_reported_immediately(tmp_path: Path) -> None:
             _, said = process.communicate(timeout=patient(20))
     assert process.returncode == 1
     assert "--health-port: cannot listen at 127.0.0.1:" in said
+
+
+@pytest.mark.nightly
+def test_a_worker_whose_server_refuses_connections_says_that_it_cannot_be_reached(tmp_path: Path) -> None:
+    """The fault: `/ready` said that the store did not answer, as if it were only slow."""
+    port = free_port()
+    with server_in(tmp_path) as server:
+        (tmp_path / "jobs_app.py").write_text(APP.format(url=server.url))
+        command = [sys.executable, "-m", "headgate", "migrate", "jobs_app:app"]
+        subprocess.run(command, check=True, capture_output=True, cwd=tmp_path)
+        with worker(tmp_path, server.url, "--health-port", str(port)):
+            answer_when(port, "/ready", 200)
+            server.kill()
+            said = answer_when(port, "/ready", 503)
+    assert "could not be reached" in said or "cannot be used" in said
