@@ -14,10 +14,7 @@ from typing import Any
 
 
 def lazy_names(
-    package: dict[str, Any],
-    places: Mapping[str, str],
-    names: Iterable[str],
-    foreign: str | None = None,
+    package: dict[str, Any], places: Mapping[str, str], names: Iterable[str], foreign: str
 ) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
     """Return `__getattr__` and `__dir__` for the globals of a package whose `names` are in modules, by `places`.
 
@@ -26,7 +23,7 @@ def lazy_names(
 
     def get(name: str) -> object:
         place = places.get(name)
-        if place is None and foreign and (instead := import_module(foreign).IMPORTS.get(name)):
+        if place is None and (instead := import_module(foreign).IMPORTS.get(name)):
             message = f"{package['__name__']} has no {name!r}; {instead}"
             if _imports(sys._getframe(1)):
                 # It would replace the message of an AttributeError by its own.

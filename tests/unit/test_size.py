@@ -17,7 +17,7 @@ WRITTEN = {".py", ".sql", ".lua", ".js", ".css", ".html"}
 
 BUDGETS = {
     "": 3_080,  # the modules beside the packages
-    "admin": 6_600,
+    "admin": 6_520,
     "cli": 8_400,
     "client": 3_000,
     "contrib": 3_250,

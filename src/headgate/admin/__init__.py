@@ -1,54 +1,46 @@
-"""The operations of an app: what the command line and the dashboard read and change, all through `Admin`.
+"""The operations of an app: what the command line and the dashboard read and change, all through `Admin`."""
 
-A name is imported when it is first used: they are half of what an app would import, and a worker uses none of them.
-"""
-
-from typing import TYPE_CHECKING
-
-from headgate.lazy_names import lazy_names, places_of
-
-if TYPE_CHECKING:
-    from headgate.admin.admin import Admin, JobDetails
-    from headgate.admin.alerts import AlertStatus
-    from headgate.admin.audit import Audited
-    from headgate.admin.bulk import BulkResult
-    from headgate.admin.ended import EndEvent, EndPage
-    from headgate.admin.enqueueing import EnqueuedJob
-    from headgate.admin.explain import Explanation
-    from headgate.admin.failures import FailedJob, FailureDetails, FailureGroup, FailureReport
-    from headgate.admin.find import Found
-    from headgate.admin.history import (
-        Activity,
-        ActivityReport,
-        Deploy,
-        HistoryAdmin,
-        JobsHistory,
-        JobsPoint,
-        LimitHistory,
-        LimitPoint,
-        RateBound,
-    )
-    from headgate.admin.holders import PermitHolder
-    from headgate.admin.limits import (
-        BacklogPoint,
-        BucketStatus,
-        DeclaredLimit,
-        KeyStatus,
-        LimitsAdmin,
-        LimitStatus,
-        LimitSummary,
-        PredictedBacklog,
-        WhatIf,
-    )
-    from headgate.admin.listed import BatchDetails, ListedAction, ListedJob, ListedPage
-    from headgate.admin.nodes import NodeStatus
-    from headgate.admin.overview import BlockerStatus, JobTotals, NodeCounts, Overview, QueueOverview, UnknownTaskCount
-    from headgate.admin.queues import DeclaredQueue, QueueKey, QueueKeys, QueuesAdmin, QueueStatus
-    from headgate.admin.readings import DeclaredTask, SlowCounts
-    from headgate.admin.schedules import ScheduleDefinition
-    from headgate.admin.timeline import Stretch, TimelineEntry
-    from headgate.jobs.query import JobQuery
-    from headgate.storage.records import Dependency, JobCount, JobGraph
+from headgate.admin.admin import Admin, JobDetails
+from headgate.admin.alerts import AlertStatus
+from headgate.admin.audit import Audited
+from headgate.admin.bulk import BulkResult
+from headgate.admin.ended import EndEvent, EndPage
+from headgate.admin.enqueueing import EnqueuedJob
+from headgate.admin.explain import Explanation
+from headgate.admin.failures import FailedJob, FailureDetails, FailureGroup, FailureReport
+from headgate.admin.find import Found
+from headgate.admin.history import (
+    Activity,
+    ActivityReport,
+    Deploy,
+    HistoryAdmin,
+    JobsHistory,
+    JobsPoint,
+    LimitHistory,
+    LimitPoint,
+    RateBound,
+)
+from headgate.admin.holders import PermitHolder
+from headgate.admin.limits import (
+    BacklogPoint,
+    BucketStatus,
+    DeclaredLimit,
+    KeyStatus,
+    LimitsAdmin,
+    LimitStatus,
+    LimitSummary,
+    PredictedBacklog,
+    WhatIf,
+)
+from headgate.admin.listed import BatchDetails, ListedAction, ListedJob, ListedPage
+from headgate.admin.nodes import NodeStatus
+from headgate.admin.overview import BlockerStatus, JobTotals, NodeCounts, Overview, QueueOverview, UnknownTaskCount
+from headgate.admin.queues import DeclaredQueue, QueueKey, QueueKeys, QueuesAdmin, QueueStatus
+from headgate.admin.readings import DeclaredTask, SlowCounts
+from headgate.admin.schedules import ScheduleDefinition
+from headgate.admin.timeline import Stretch, TimelineEntry
+from headgate.jobs.query import JobQuery
+from headgate.storage.records import Dependency, JobCount, JobGraph
 
 __all__ = [
     "Activity",
@@ -110,39 +102,3 @@ __all__ = [
     "UnknownTaskCount",
     "WhatIf",
 ]
-
-_PLACES = places_of(
-    {
-        "headgate.admin.admin": "Admin JobDetails",
-        "headgate.admin.alerts": "AlertStatus",
-        "headgate.admin.audit": "Audited",
-        "headgate.admin.bulk": "BulkResult",
-        "headgate.admin.ended": "EndEvent EndPage",
-        "headgate.admin.enqueueing": "EnqueuedJob",
-        "headgate.admin.explain": "Explanation",
-        "headgate.admin.failures": "FailedJob FailureDetails FailureGroup FailureReport",
-        "headgate.admin.find": "Found",
-        "headgate.admin.history": (
-            "Activity ActivityReport Deploy HistoryAdmin JobsHistory JobsPoint LimitHistory LimitPoint RateBound"
-        ),
-        "headgate.admin.holders": "PermitHolder",
-        "headgate.admin.limits": (
-            "BacklogPoint BucketStatus DeclaredLimit KeyStatus LimitsAdmin LimitStatus LimitSummary PredictedBacklog "
-            "WhatIf"
-        ),
-        "headgate.admin.listed": "BatchDetails ListedAction ListedJob ListedPage",
-        "headgate.admin.nodes": "NodeStatus",
-        "headgate.admin.overview": "BlockerStatus JobTotals NodeCounts Overview QueueOverview UnknownTaskCount",
-        "headgate.admin.queues": "DeclaredQueue QueueKey QueueKeys QueuesAdmin QueueStatus",
-        "headgate.admin.readings": "DeclaredTask SlowCounts",
-        "headgate.admin.schedules": "ScheduleDefinition",
-        "headgate.admin.timeline": "Stretch TimelineEntry",
-        "headgate.jobs.query": "JobQuery",
-        "headgate.storage.records": "Dependency JobCount JobGraph",
-    }
-)
-"""The module of each name: the same as the imports above, which only type checkers follow."""
-
-
-if not TYPE_CHECKING:  # To a type checker a name that is not imported above does not exist.
-    __getattr__, __dir__ = lazy_names(globals(), _PLACES, __all__)
