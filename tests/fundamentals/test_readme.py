@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from textwrap import indent
 
@@ -104,3 +106,15 @@ def test_the_methods_in_the_readme_work_as_documented(tmp_path: Path, run_exampl
 
 
 RENDER = "def render(order: Order) -> bytes: return b'%d' % order.number"
+
+
+@pytest.mark.slow
+def test_the_limit_that_the_readme_sets_is_one_of_its_example(tmp_path: Path) -> None:
+    """The fault: the printed command named a limit that the example does not declare."""
+    (tmp_path / "myjobs.py").write_text(re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)[0])
+    (command,) = re.findall(r"^headgate (limits set .*?) +#", README.read_text(), re.MULTILINE)
+    for each in ("migrate myjobs:app", command):
+        run = subprocess.run(
+            [sys.executable, "-m", "headgate", *each.split()], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+    assert (run.stdout, run.stderr) == ("sync_tenant:rate is now 30/m + 0.02s for key 'acme'\n", "")
