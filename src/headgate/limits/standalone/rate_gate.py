@@ -79,7 +79,7 @@ class RateGate:
             if self._is_closed:
                 raise GateClosed
             now = self._clock.monotonic()
-            # Each window lets N of the waiters through; the sleep follow those that have passed.
+            # Each window lets N of the waiters through; the first of them follow those that have passed.
             windows, ahead = divmod(len(self._lines.by_key.get(_LINE, ())), self._count)
             place = len(self._passes) + ahead - self._count
             opens_at = now if place < 0 else max(now, self._passes[place] + self._period)
