@@ -16,8 +16,8 @@ SOURCE = Path(__file__).parents[2] / "src" / "headgate"
 WRITTEN = {".py", ".sql", ".lua", ".js", ".css", ".html"}
 
 BUDGETS = {
-    "": 3_080,  # the modules beside the packages
-    "admin": 6_520,
+    "": 3_110,  # the modules beside the packages
+    "admin": 6_500,
     "cli": 8_400,
     "client": 3_000,
     "contrib": 3_250,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from headgate.clock import optional_datetime, to_datetime
+from headgate.clock import to_datetime
 from headgate.jobs.alert import AlertRecord, AlertState
+from headgate.views import view_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,20 +38,9 @@ class AlertStatus:
 
 def alert_status(record: AlertRecord) -> AlertStatus:
     """Return what operators see of a stored alert."""
-    return AlertStatus(
-        id=record.id,
-        alert=record.alert,
+    return view_of(
+        AlertStatus,
+        record,
         state="firing" if record.ended_at is None else "resolved",
-        condition=record.condition,
-        subject=record.subject,
-        value=record.value,
-        text=record.text,
-        started_at=to_datetime(record.started_at),
-        seen_at=to_datetime(record.seen_at),
-        ended_at=optional_datetime(record.ended_at),
-        sent=record.sent,
-        sent_at=optional_datetime(record.sent_at),
-        tries=record.tries,
-        error=record.error,
-        retry_at=to_datetime(record.send_at) if record.error is not None else None,
+        retry_at=None if record.error is None else to_datetime(record.send_at),
     )

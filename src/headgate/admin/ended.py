@@ -20,7 +20,7 @@ from typing import Annotated, Literal, NamedTuple, TypedDict, get_args
 import msgspec
 
 from headgate.arguments import parse_instant
-from headgate.clock import SECOND, Clock, sleep, to_datetime
+from headgate.clock import SECOND, Clock, sleep
 from headgate.errors import DeclarationError, TooManySearches
 from headgate.jobs.identity import LOWEST, job_number
 from headgate.jobs.job import JobState
@@ -29,6 +29,7 @@ from headgate.limits.key import bucket_key, shown_key
 from headgate.storage.endings import EXPIRED_ERROR
 from headgate.storage.records import EndsRead, StoredEnd
 from headgate.storage.store import Store
+from headgate.views import view_of
 
 LOOK_BACK = 10 * SECOND
 """Microseconds within which the transaction of an end has to be committed."""
@@ -224,20 +225,16 @@ async def follow(
 def event_of(end: StoredEnd, cursor: Place) -> EndEvent:
     """Return the event of an end."""
     state: EndState = end.state.value  # type: ignore[assignment]  # final jobs have no other
-    return EndEvent(
+    return view_of(
+        EndEvent,
+        end,
         id=str(place_of_end(end)),
         cursor=str(cursor),
         kind="expired" if end.error == EXPIRED_ERROR.type and end.state is not JobState.SUCCEEDED else state,
         state=state,
         job=end.id,
-        task=end.task,
-        queue=end.queue,
         limits=[(ref.limit, shown_key(ref.key)) for ref in end.buckets],
         tags=_tags(end),
-        batch=end.batch,
-        attempt=end.attempt,
-        finished_at=to_datetime(end.finished_at),
-        error=end.error,
     )
 
 

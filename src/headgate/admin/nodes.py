@@ -14,6 +14,7 @@ from headgate.clock import to_datetime
 from headgate.errors import AmbiguousNode, DeclarationError, NodeNotFound, UnknownQueue
 from headgate.storage.records import LostNode, NodeControls, NodeRecord
 from headgate.suggestion import did_you_mean
+from headgate.views import view_of
 
 SILENT_AFTER = 30.0
 """Seconds without a heartbeat; the default lease."""
@@ -130,42 +131,22 @@ def node_status(record: NodeRecord, now: datetime) -> NodeStatus:
     """Return a node as it is at that instant."""
     age = _age(record.beat_at, now)
     controls = record.controls
-    return NodeStatus(
-        id=record.id,
-        name=record.name,
-        pid=record.pid,
+    return view_of(
+        NodeStatus,
+        record,
         state="gone" if record.is_gone else "silent" if age > SILENT_AFTER else "alive",
         heartbeat_age=age,
-        running=record.running,
         queues=controls.queues,
-        version=record.version,
-        lingering=record.lingering,
-        started_at=to_datetime(record.started_at),
         slots=controls.most,
         is_quiet=controls.is_quiet,
         is_stopping=controls.is_stopping,
-        labels=record.labels,
-        release=record.release,
     )
 
 
 def lost_status(lost: LostNode, now: datetime) -> NodeStatus:
     """Return a node that was declared dead as it is shown at that instant."""
-    return NodeStatus(
-        id=lost.id,
-        name=lost.name,
-        pid=lost.pid,
-        state="gone",
-        heartbeat_age=_age(lost.beat_at, now),
-        running=0,
-        queues={},
-        version=lost.version,
-        lingering=(),
-        started_at=to_datetime(lost.started_at),
-        release=lost.release,
-        lost_at=to_datetime(lost.lost_at),
-        returned=lost.returned,
-    )
+    age = _age(lost.beat_at, now)
+    return view_of(NodeStatus, lost, state="gone", heartbeat_age=age, running=0, queues={}, lingering=())
 
 
 def _age(beat_at: int, now: datetime) -> float:

@@ -20,6 +20,7 @@ from headgate.clock import SECOND, to_datetime
 from headgate.storage.background_counts import CountReading
 from headgate.storage.records import Blocker, CountedView, QueueCounts, ViewCount, WaitingCount
 from headgate.tasks.status import ScheduleStatus
+from headgate.views import view_of
 
 FINAL_COUNTS = ("succeeded", "failed", "cancelled", "skipped")
 
@@ -165,22 +166,15 @@ class UnfinishedCounts:
 def queue_overview(queue: QueueStatus, views: Mapping[CountedView, int]) -> QueueOverview:
     """Return a queue with how many of its jobs run, and what the others wait for."""
     running = views.get("running", 0)
-    return QueueOverview(
-        queue=queue.queue,
+    return view_of(
+        QueueOverview,
+        queue,
         waiting=sum(views.values()) - running,
         ready=views.get("ready", 0),
         throttled=views.get("throttled", 0),
         scheduled=views.get("scheduled", 0),
         blocked=views.get("blocked", 0),
         running=running,
-        succeeded=queue.succeeded,
-        failed=queue.failed,
-        cancelled=queue.cancelled,
-        skipped=queue.skipped,
-        oldest=queue.oldest,
-        lag=queue.lag,
-        paused_at=queue.paused_at,
-        is_paused=queue.is_paused,
     )
 
 

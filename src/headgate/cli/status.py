@@ -32,6 +32,7 @@ from headgate.escaping import printable
 from headgate.jobs.state import JobState
 from headgate.storage.records import Blocker
 from headgate.tasks.status import ScheduleStatus
+from headgate.views import view_of
 
 COUNTS_FOR = 0.25
 """The most seconds for counting final jobs; millions take longer."""
@@ -177,18 +178,12 @@ async def _answer(admin: Admin, counts: SlowCounts) -> Status:
     if seen.counted_at is None:
         # The count has failed or was cancelled. A table without its numbers would say that nothing waits.
         raise StorageUnavailable(f"the jobs that wait could not be counted in {seen.store}")
-    return Status(
-        store=seen.store,
-        finals_at=seen.finals_at,
+    return view_of(
+        Status,
+        seen,
         queues=[queue for queue in seen.queues if _has_jobs(queue) or queue.is_paused],
         nodes=await admin.nodes(lost=True),
-        throttled=seen.throttled,
-        blockers=seen.blockers,
         waiting=await _waiting(admin, seen),
-        unknown_tasks=seen.unknown_tasks,
-        overdue_schedules=seen.overdue_schedules,
-        alerts=seen.alerts,
-        verdict=seen.verdict,
     )
 
 

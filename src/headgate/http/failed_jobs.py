@@ -14,9 +14,10 @@ from headgate.admin.failures import MOST_READ, Recurrence
 from headgate.http.caller import Caller
 from headgate.http.endpoint import Query
 from headgate.http.http_error import HttpError
-from headgate.http.page import Name, view_of
+from headgate.http.page import Name
 from headgate.jobs.job import JobError
 from headgate.jobs.root_cause import RootCause, root_cause
+from headgate.views import view_of
 
 Span = Annotated[
     float,

@@ -20,11 +20,11 @@ from headgate.admin import (
     ListedPage,
 )
 from headgate.admin.timeline import Stretch, TimelineEntry, restarts
-from headgate.clock import optional_datetime, to_datetime
+from headgate.clock import optional_datetime
 from headgate.http.caller import Caller
 from headgate.http.endpoint import Acknowledgement, JsonBody, Query, bad_request, require_limit
 from headgate.http.http_error import HttpError
-from headgate.http.page import Count, Cursor, Number, Page, page_of, view_of
+from headgate.http.page import Count, Cursor, Number, Page, page_of
 from headgate.http.redaction import LONGEST_PREVIEWED, NO_SECRETS, Redaction, Secrets
 from headgate.http.tasks import Arguments, require_no_mark
 from headgate.jobs.job import MAX_PRIORITY, JobError, JobOptions, JobRecord
@@ -35,6 +35,7 @@ from headgate.jobs.state import JobState
 from headgate.limits.key import shown_key
 from headgate.storage.records import Dependency
 from headgate.tasks.status import JobProgress, JobStatus
+from headgate.views import view_of
 
 MOST_COUNTED = 10_000
 
@@ -440,8 +441,6 @@ def _details(job: JobDetails, caller: Caller, paused: Paused) -> JobDetailsView:
                 AttemptView,
                 each,
                 restart=restart,
-                started_at=to_datetime(each.started_at),
-                ended_at=to_datetime(each.ended_at),
                 error=redaction.error(each.error, secrets),
             )
             for each, restart in zip(job.attempts, restarts(job.attempts), strict=True)
@@ -472,4 +471,4 @@ def _buckets(record: JobRecord) -> Sequence[ChargedBucket]:
 
 
 def _line(line: LogLine, redaction: Redaction, secrets: Secrets) -> LogLineView:
-    return view_of(LogLineView, line, at=to_datetime(line.at), message=redaction.text(line.message, secrets))
+    return view_of(LogLineView, line, message=redaction.text(line.message, secrets))

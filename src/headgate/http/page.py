@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 
@@ -14,7 +14,6 @@ from headgate.jobs.query import Name as Name
 from headgate.storage.records import Page as Page
 
 T = TypeVar("T")
-View = TypeVar("View", bound=msgspec.Struct)
 
 MOST = 500
 """The longest page."""
@@ -28,12 +27,6 @@ def page_of(found: Sequence[T], count: int, cursor: Callable[[T], str]) -> Page[
     """Return a page of the first `count` of what was found; one more was requested, and is there if a page follows."""
     items = found[:count]
     return Page(items, cursor(items[-1]) if len(found) > count else None)
-
-
-def view_of(kind: type[View], record: object, **own: Any) -> View:
-    """Return a view of a record: its fields of the same names, and those that are given."""
-    same = {name: getattr(record, name) for name in kind.__struct_fields__ if name not in own}
-    return kind(**same, **own)
 
 
 def to_cursor(place: msgspec.Struct) -> str:

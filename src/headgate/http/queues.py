@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import datetime
 
 import msgspec
@@ -13,6 +13,7 @@ from headgate.http.caller import Caller
 from headgate.http.endpoint import Acknowledgement
 from headgate.http.jobs import BulkCancel
 from headgate.http.tasks import activity, limits_named
+from headgate.views import view_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +64,9 @@ async def queues(caller: Caller) -> QueuePage:
     overview, recent = await caller.overview(), await activity(caller)
     done = {} if recent is None else recent.queues
     items = [
-        QueueView(
-            **{field.name: getattr(each, field.name) for field in fields(each)},
+        view_of(
+            QueueView,
+            each,
             throughput=None if recent is None else found.throughput,
             failure_share=found.failure_share,
             wait_p95=found.wait_p95,

@@ -12,7 +12,7 @@ from headgate.admin.schedules import DayPlan, ScheduleDefinition
 from headgate.errors import DeclarationError, HeadgateError, ScheduleNotFound, StorageUnavailable
 from headgate.http.caller import Caller
 from headgate.http.endpoint import Acknowledgement, JsonBody, Query
-from headgate.http.page import Count, Name, Page, page_of, view_of
+from headgate.http.page import Count, Name, Page, page_of
 from headgate.http.tasks import Arguments, require_no_mark
 from headgate.jobs.job import MAX_PRIORITY
 from headgate.jobs.query import Instant
@@ -21,6 +21,7 @@ from headgate.schedules.schedule import Misfire, Overlap
 from headgate.schedules.trigger import Trigger
 from headgate.tasks.schedule import ScheduleOptions
 from headgate.tasks.status import ScheduleStatus
+from headgate.views import view_of
 
 
 class SchedulesQuery(Query, frozen=True, kw_only=True):

@@ -17,13 +17,14 @@ from headgate.clock import to_datetime
 from headgate.http.caller import Caller
 from headgate.http.endpoint import JsonBody, bad_request
 from headgate.http.http_error import HttpError
-from headgate.http.page import Name, view_of
+from headgate.http.page import Name
 from headgate.http.redaction import HIDDEN, REQUEST, Redaction
 from headgate.jobs.audit import AuditWord
 from headgate.jobs.job import MAX_PRIORITY, OnConflict
 from headgate.jobs.query import Instant
 from headgate.tasks.options import EnqueueOptions
 from headgate.tasks.unique_key import UniqueState
+from headgate.views import view_of
 
 MOST_COUNTED = 100_000
 """How many waiting jobs `Admin.waiting` counts at most."""

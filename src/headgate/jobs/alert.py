@@ -11,10 +11,11 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from headgate.arguments import duration_in
-from headgate.clock import SECOND, optional_datetime, to_datetime
+from headgate.clock import SECOND, to_datetime
 from headgate.errors import DeclarationError
 from headgate.plural import counted
 from headgate.suggestion import did_you_mean
+from headgate.views import view_of
 
 ConditionKind = Literal["queue_lag", "waiting", "failures", "node_lost", "schedule_overdue", "limit_unavailable"]
 
@@ -247,19 +248,15 @@ def next_message(record: AlertRecord, store: str) -> AlertMessage:
     """Return the message that is due. Its id is the same each time it is tried, on every node."""
     state = record.next_state
     number = record.sent + 1
-    return AlertMessage(
+    return view_of(
+        AlertMessage,
+        record,
         # A message that the alert lasts may have arrived although its reply was lost; the end must differ from it.
         id=f"{record.id}-{'end' if state == 'resolved' else number}",
         alert_id=record.id,
         number=number,
-        alert=record.alert,
         state=state,
-        condition=record.condition,
-        subject=record.subject,
-        value=record.value,
         text=f"resolved: {record.text}" if state == "resolved" else record.text,
-        started_at=to_datetime(record.started_at),
-        ended_at=optional_datetime(record.ended_at),
         store=store,
     )
 

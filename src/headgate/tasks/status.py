@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
 
-from headgate.clock import optional_datetime, to_datetime
+from headgate.clock import to_datetime
 from headgate.jobs.annotation import Annotation
 from headgate.jobs.batch import BatchRecord
 from headgate.jobs.job import JobError, JobRecord, JobState
 from headgate.jobs.query import JobView
 from headgate.schedules.schedule import Misfire, Overlap, Skipped
+from headgate.views import view_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,28 +83,14 @@ class JobStatus:
 def status_of(record: JobRecord, now: int) -> JobStatus:
     """Return a stored job as its status, at wall time `now` (microseconds)."""
     last = record.progress
-    return JobStatus(
-        id=record.id,
-        task=record.task,
-        queue=record.queue,
-        state=record.state,
-        attempt=record.attempt,
-        priority=record.priority,
-        enqueued_at=to_datetime(record.enqueued_at),
-        run_at=to_datetime(record.run_at),
+    return view_of(
+        JobStatus,
+        record,
         is_scheduled=record.state is JobState.WAITING and record.delayed and record.run_at > now,
-        started_at=optional_datetime(record.started_at),
-        finished_at=optional_datetime(record.finished_at),
-        throttled_until=optional_datetime(record.throttled_until),
         waits_for=None if record.waits_for is None else (record.waits_for.limit, record.waits_for.key),
-        lane_waiting=record.lane_waiting,
-        error=record.error,
         progress=None if last is None else JobProgress(last.fraction, last.message, to_datetime(last.at)),
-        is_blocked=record.is_blocked,
         follows=None if record.origin is None else record.origin.follows,
-        enqueued_by=record.enqueued_by,
         deferrals=record.deferrals or 0,
-        unreadable=record.unreadable,
         tags=() if record.options is None else record.options.tags,
         annotations=record.annotations or {},
     )
@@ -150,21 +137,7 @@ class BatchStatus:
 
 def batch_status(record: BatchRecord) -> BatchStatus:
     """Return a stored batch as its status."""
-    return BatchStatus(
-        id=record.id,
-        state=record.ended_as,
-        total=record.total,
-        pending=record.pending,
-        succeeded=record.succeeded,
-        failed=record.failed,
-        cancelled=record.cancelled,
-        skipped=record.skipped,
-        enqueued_at=to_datetime(record.enqueued_at),
-        finished_at=optional_datetime(record.finished_at),
-        batch=record.batch,
-        schedule=record.schedule,
-        name=record.name,
-    )
+    return view_of(BatchStatus, record, state=record.ended_as)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from headgate.clock import SECOND, to_datetime
 from headgate.errors import PayloadError
 from headgate.jobs.job import JobRecord, JobState, NewJob
 from headgate.tasks.definition import TaskDefinition
+from headgate.views import view_of
 
 SHOWN = 10
 """The maximum of jobs in the message of a failed assertion."""
@@ -73,19 +74,13 @@ def enqueued(record: JobRecord, task: TaskDefinition | None, connection: Any, ne
     delay = asked.run_at - asked.enqueued_at if asked.delayed else 0
     # Once it has started, it may wait for its next attempt.
     asked_at = record.run_at if record.started_at is None else asked.run_at
-    return Enqueued(
-        id=record.id,
-        task=record.task,
+    return view_of(
+        Enqueued,
+        record,
         arguments=arguments,
-        queue=record.queue,
-        state=record.state,
-        attempt=record.attempt,
         delay=delay / SECOND,
-        run_at=to_datetime(record.run_at),
-        priority=record.priority,
         headers=record.headers or {},
         tags=() if record.options is None else record.options.tags,
-        unique_key=record.unique_key,
         connection=connection,
         asked_at=to_datetime(asked_at),
     )

@@ -46,6 +46,7 @@ from headgate.storage.records import (
 )
 from headgate.storage.statements import as_json, optional_json
 from headgate.storage.stored_rows import RowDecoder
+from headgate.views import view_of
 
 
 class _Process(msgspec.Struct):
@@ -232,20 +233,11 @@ async def nodes(tx: Transaction, boot_id: str) -> list[NodeRecord]:
     """Return all nodes. A node whose process has certainly ended, on the machine of that boot, is gone."""
     space = pid_space()
     return [
-        NodeRecord(
-            id=row.id,
-            name=row.name,
-            pid=row.pid,
-            started_at=row.started_at,
-            beat_at=row.beat_at,
-            beat=row.beat,
-            running=row.running,
+        view_of(
+            NodeRecord,
+            row,
             is_gone=row.is_gone(boot_id, space),
             controls=NodeControls(row.queues, row.slots, row.is_quiet, row.is_stopping),
-            version=row.version,
-            release=row.release,
-            lingering=row.lingering,
-            labels=row.labels,
         )
         for row in await tx.fetch(_NODES, "nodes")
     ]
