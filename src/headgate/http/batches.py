@@ -1,4 +1,4 @@
-"""Batches: how many of their jobs are in each state, and how to cancel one."""
+"""Batches: how many of their jobs are in each state, how to cancel one, and the graphs that they are part of."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from headgate.admin import BatchDetails, BulkResult
+from headgate.admin import BatchDetails, BulkResult, JobGraph
 from headgate.http.caller import Caller
 from headgate.http.endpoint import Query
 from headgate.http.jobs import BulkCancel
@@ -33,3 +33,8 @@ async def batch(caller: Caller, id: str) -> BatchDetails:
 async def cancel_batch(caller: Caller, id: str, body: BulkCancel) -> BulkResult:
     """Cancel the jobs of a batch, of the batches in it, and what then waits for nothing else; repeat while `is_cut`."""
     return await caller.admin.cancel_batch(id, most=body.most, dry_run=body.dry_run)
+
+
+async def graph(caller: Caller, id: str) -> JobGraph:
+    """Return the jobs and batches connected with a job or a batch, and what follows what; more than 200 as groups."""
+    return await caller.admin.graph(id)

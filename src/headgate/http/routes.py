@@ -8,13 +8,11 @@ from functools import partial
 
 from headgate.admin import BulkResult, EnqueuedJob
 from headgate.http import (
-    alerts,
     audit,
     batches,
     events,
     failed_jobs,
     find,
-    graphs,
     history,
     jobs,
     limits,
@@ -32,7 +30,7 @@ sets_limit = partial(acts, needs="admin", refuses=(404, 422))
 ENDPOINTS: Sequence[Endpoint] = (
     reads("/session", session.session),
     reads("/overview", overview.overview),
-    reads("/alerts", alerts.alerts),
+    reads("/alerts", overview.alerts),
     reads("/find", find.find),
     reads("/history", history.history, refuses=(422,)),
     reads("/limits/{limit}/history", history.limit_history, refuses=(422,)),
@@ -88,7 +86,7 @@ ENDPOINTS: Sequence[Endpoint] = (
         answers=BulkResult(matched=3, changed=3),
     ),
     reads("/events", events.events, refuses=(422,)),
-    reads("/graphs/{id}", graphs.graph, refuses=(404,)),
+    reads("/graphs/{id}", batches.graph, refuses=(404,)),
     reads("/tasks", tasks.tasks),
     reads("/tasks/{name}", tasks.task),
     acts(
