@@ -15,11 +15,11 @@ View = TypeVar("View")
 def view_of(kind: type[View], record: object, /, **own: Any) -> View:
     """Return a view of a record: its fields of the same names, and those that are given.
 
-    An instant in microseconds becomes a datetime where the view has one. A field that the record does not have keeps
-    its default.
+    An instant in microseconds becomes a datetime where the view has one. Raises AttributeError for a field that neither
+    has, even if it has a default.
     """
     for name, is_datetime in _fields(cast(Hashable, kind)).items():
-        if name not in own and hasattr(record, name):
+        if name not in own:
             value = getattr(record, name)
             own[name] = to_datetime(value) if is_datetime and isinstance(value, int) else value
     return kind(**own)

@@ -140,13 +140,26 @@ def node_status(record: NodeRecord, now: datetime) -> NodeStatus:
         slots=controls.most,
         is_quiet=controls.is_quiet,
         is_stopping=controls.is_stopping,
+        lost_at=None,
+        returned=None,
     )
 
 
 def lost_status(lost: LostNode, now: datetime) -> NodeStatus:
     """Return a node that was declared dead as it is shown at that instant."""
-    age = _age(lost.beat_at, now)
-    return view_of(NodeStatus, lost, state="gone", heartbeat_age=age, running=0, queues={}, lingering=())
+    return view_of(
+        NodeStatus,
+        lost,
+        state="gone",
+        heartbeat_age=_age(lost.beat_at, now),
+        running=0,
+        queues={},
+        slots=0,
+        is_quiet=False,
+        is_stopping=False,
+        lingering=(),
+        labels=(),
+    )
 
 
 def _age(beat_at: int, now: datetime) -> float:

@@ -175,6 +175,7 @@ def queue_overview(queue: QueueStatus, views: Mapping[CountedView, int]) -> Queu
         scheduled=views.get("scheduled", 0),
         blocked=views.get("blocked", 0),
         running=running,
+        undeclared=0,
     )
 
 

@@ -88,6 +88,8 @@ def status_of(record: JobRecord, now: int) -> JobStatus:
         record,
         is_scheduled=record.state is JobState.WAITING and record.delayed and record.run_at > now,
         waits_for=None if record.waits_for is None else (record.waits_for.limit, record.waits_for.key),
+        position=None,
+        predicted_start=None,
         progress=None if last is None else JobProgress(last.fraction, last.message, to_datetime(last.at)),
         follows=None if record.origin is None else record.origin.follows,
         deferrals=record.deferrals or 0,
