@@ -27,7 +27,7 @@ BUDGETS = {
     "limits": 9_300,
     "observe": 2_020,
     "schedules": 1_700,
-    "storage": 23_285,
+    "storage": 23_320,
     "tasks": 5_200,
     "testing": 1_800,
 }

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 from headgate.admin.alerts import AlertStatus
@@ -16,7 +14,7 @@ from headgate.admin.limits import BucketStatus, LimitStatus
 from headgate.admin.nodes import NodeStatus
 from headgate.admin.queues import QueueStatus
 from headgate.admin.sentence import Sentence
-from headgate.clock import SECOND, to_datetime
+from headgate.clock import to_datetime
 from headgate.storage.background_counts import CountReading
 from headgate.storage.records import Blocker, CountedView, QueueCounts, ViewCount, WaitingCount
 from headgate.tasks.status import ScheduleStatus
@@ -269,17 +267,3 @@ def blocker_status(blocker: Blocker, now: datetime) -> BlockerStatus:
     since = to_datetime(blocker.since)
     age = max(0.0, (now - since).total_seconds())
     return BlockerStatus(blocker.kind, blocker.pid, since, round(age, 3), blocker.what, blocker.statement)
-
-
-def held_lock(file: Path, now: int) -> list[Blocker]:
-    """Return the process that holds the write lock of a SQLite file and is stopped, or lets nobody commit for 10 s."""
-    from headgate.storage.sqlite.connection import lock_holder  # Jobs in PostgreSQL do not need it.
-
-    holder = lock_holder(file).strip(" ()")
-    pid = re.match(r"process (\d+)", holder)
-    log = file.resolve().with_name(f"{file.resolve().name}-wal")
-    # Each commit writes to the log, and each node commits every few seconds.
-    since = min(now, int(log.stat().st_mtime * SECOND)) if log.exists() else now
-    if pid is None or (now - since < 10 * SECOND and not holder.endswith("which is stopped")):
-        return []
-    return [Blocker("blocks", int(pid[1]), since, f"the write lock of {file} is held by {holder}")]

@@ -19,7 +19,6 @@ from headgate.admin.overview import (
     UnfinishedCounts,
     blocker_status,
     by_queue,
-    held_lock,
     node_counts,
     queue_overview,
     totals_of,
@@ -305,7 +304,11 @@ class Readings:
     async def blockers(self) -> Sequence[Blocker]:
         """Return what delays the store: long transactions, connections that block others, who holds a SQLite file."""
         found = await self._storage.blockers()
-        return found if self._storage.file is None else [*found, *held_lock(self._storage.file, self._storage.now())]
+        if self._storage.file is None:
+            return found
+        from headgate.storage.sqlite import connection  # Jobs in PostgreSQL do not need it.
+
+        return [*found, *connection.blockers(self._storage.file, self._storage.now())]
 
     async def alerts(self) -> Sequence[AlertStatus]:
         """Return the alerts of `app.alert` that last, or whose messages are not all delivered, the oldest first.

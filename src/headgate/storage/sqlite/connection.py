@@ -25,11 +25,13 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from headgate.clock import SECOND, Clock
 from headgate.errors import HeadgateError, StorageUnavailable, StorageUnusable, raise_instead
 from headgate.storage.facts import NETWORK_FILESYSTEMS, Contradiction, IndexFacts, SqliteFacts
 from headgate.storage.migrations import Migration, load_migrations, pending, require_none
+from headgate.storage.records import Blocker
 
 logger = logging.getLogger("headgate.storage")
 
@@ -162,7 +164,7 @@ def translate(error: sqlite3.Error, path: Path) -> HeadgateError | None:
         return StorageUnavailable(f"the disk of {path} is full; nothing of this was stored: free space and try again")
     if code in _BUSY:
         return StorageUnavailable(
-            f"{path} is locked by another connection with an open write transaction{lock_holder(path)}; "
+            f"{path} is locked by another connection with an open write transaction{held_by(path)}; "
             "end it and try again"
         )
     if code in _ENVIRONMENT:
@@ -180,8 +182,22 @@ def translate(error: sqlite3.Error, path: Path) -> HeadgateError | None:
 _WRITE_LOCK = 120
 
 
-def lock_holder(path: Path, processes: Path = Path("/proc")) -> str:
-    """Name the process that holds the write lock, as " (process 4711, python3, which is stopped)"; empty if unknown.
+class LockHolder(NamedTuple):
+    """A process that holds the write lock of a file; without a `name` if it cannot be read."""
+
+    pid: int
+    name: str
+    is_stopped: bool
+
+    def __str__(self) -> str:
+        if self.pid == os.getpid():
+            return "in this process"
+        name = self.name and f", {self.name}"
+        return f"process {self.pid}{name}{', which is stopped' if self.is_stopped else ''}"
+
+
+def lock_holder(path: Path, processes: Path = Path("/proc")) -> LockHolder | None:
+    """Return the process that holds the write lock; None if none does, or none is known.
 
     It reads what the Linux kernel lists. The file itself must not be opened: closing it would release our own locks.
     """
@@ -193,19 +209,36 @@ def lock_holder(path: Path, processes: Path = Path("/proc")) -> str:
             if fields[1] != "POSIX" or fields[3] != "WRITE" or fields[5].rpartition(":")[2] != str(shared):
                 continue
             if int(fields[6]) <= _WRITE_LOCK and (fields[7] == "EOF" or int(fields[7]) >= _WRITE_LOCK):
-                return f" ({_described_process(processes, int(fields[4]))})"
-    return ""
+                return _described_process(processes, int(fields[4]))
+    return None
 
 
-def _described_process(processes: Path, id: int) -> str:
-    if id == os.getpid():
-        return "in this process"
+def _described_process(processes: Path, pid: int) -> LockHolder:
     try:
         # The name may hold spaces and parentheses; the state follows the last one.
-        name, _, rest = (processes / str(id) / "stat").read_text(errors="replace").partition("(")[2].rpartition(") ")
+        name, _, rest = (processes / str(pid) / "stat").read_text(errors="replace").partition("(")[2].rpartition(") ")
     except OSError:
-        return f"process {id}"
-    return f"process {id}, {name}{', which is stopped' if rest[:1] in ('T', 't') else ''}"
+        name = rest = ""
+    return LockHolder(pid, name, rest[:1] in ("T", "t"))
+
+
+def held_by(path: Path) -> str:
+    """Return who holds the write lock as the end of a clause: " (process 4711, python3)"; empty if it is not known."""
+    holder = lock_holder(path)
+    return "" if holder is None else f" ({holder})"
+
+
+def blockers(path: Path, now: int) -> list[Blocker]:
+    """Return another process that holds the write lock, and is stopped or lets nobody commit for 10 s.
+
+    Each commit writes to the log, and each node commits every few seconds.
+    """
+    holder = lock_holder(path)
+    log = path.resolve().with_name(f"{path.resolve().name}-wal")
+    since = min(now, int(log.stat().st_mtime * SECOND)) if log.exists() else now
+    if holder is None or holder.pid == os.getpid() or not (holder.is_stopped or now - since >= 10 * SECOND):
+        return []
+    return [Blocker("blocks", holder.pid, since, f"the write lock of {path} is held by {holder}")]
 
 
 def begin(

@@ -696,7 +696,7 @@ class SqliteStorage(Store):
             "waiting for %.0f s to write to %s: another connection has an open write transaction%s",
             seconds,
             self.path,
-            sqlite_file.lock_holder(self.path),
+            sqlite_file.held_by(self.path),
         )
 
     async def _read_data_version(self) -> int:
