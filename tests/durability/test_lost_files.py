@@ -184,12 +184,14 @@ async def test_a_lost_file_does_not_stop_an_app_from_closing(database: Path) -> 
 ADD = """
 import asyncio, sys
 from pathlib import Path
+from headgate.jobs.identity import job_text
 from tests.durability.stores import new_job, open_store
 
 async def add():
     async with open_store(Path(sys.argv[1])) as storage:
-        for _ in range(5):
-            await storage.add([new_job(now=1, task="other")])
+        for number in range(5):
+            # Not the ids that `new_job` gives in the process of the test.
+            await storage.add([new_job(now=1, task="other", id=job_text(1_000_000 + number))])
 
 asyncio.run(add())
 """
@@ -213,6 +215,18 @@ async def test_closing_keeps_what_others_have_written_since_a_loss(
         # Those that were added before are in the log that was removed.
         assert (await storage.counts())[0].waiting == (5 if loss is unlink_the_log_and_the_locks else 6)
         assert (await storage.check_indexes()).contradictions == ()
+
+
+async def test_an_app_that_closes_after_a_loss_leaves_the_locks_of_others_in_its_process(database: Path) -> None:
+    """The fault: it released them, so another process removed the log, and the next to close wrote over its jobs."""
+    async with open_store(database) as second:
+        async with open_store(database) as first:
+            await first.add([new_job(now=1)])
+            await second.add([new_job(now=1)])
+            unlink_the_locks(database)
+        await add_in_another_process(database)
+    async with open_store(database) as storage:
+        assert (await storage.counts())[0].waiting == 7
 
 
 async def test_no_write_replaces_what_others_have_written_since_a_loss(database: Path) -> None:

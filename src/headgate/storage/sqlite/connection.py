@@ -21,8 +21,9 @@ import shlex
 import sqlite3
 import stat
 import struct
+import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -508,20 +509,15 @@ class Checkpointer:
 _SHARED_LOCK = 0x4000_0002, 510
 
 
-@contextlib.contextmanager
-def without_checkpoint(path: Path) -> Iterator[None]:
-    """Let the connections of this process be closed inside the block without a checkpoint of the file (on Linux).
+def prevent_checkpoints(path: Path) -> None:
+    """Let this process close its connections to the file without a checkpoint (on Linux), until it ends.
 
-    A lock of an open file, other than those of SQLite, conflicts with all others of the same process. Closing the file
-    releases SQLite's locks, of connections that are closed by then.
+    A lock of an open file, other than those of SQLite, conflicts with all others of the same process. The file stays
+    open: closing it would release SQLite's locks, also of connections that another app of this process has open.
     """
-    file = os.open(path, os.O_RDONLY)
-    try:
-        if hasattr(fcntl, "F_OFD_SETLK"):
-            fcntl.fcntl(file, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, *_SHARED_LOCK, 0))
-        yield
-    finally:
-        os.close(file)
+    if sys.platform == "linux":
+        lock = struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, *_SHARED_LOCK, 0)
+        fcntl.fcntl(os.open(path, os.O_RDONLY), fcntl.F_OFD_SETLK, lock)
 
 
 def read_facts(path: Path, synchronous: str) -> SqliteFacts:

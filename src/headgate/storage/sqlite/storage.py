@@ -276,13 +276,13 @@ class SqliteStorage(Store):
             readers["searches"].interrupt()
         thread, self._write_thread = self._write_thread, None
         checkpointer, self._checkpointer = self._checkpointer, None
-        must_not = peers is not None and peers.may_others_have_written()
-        with sqlite_file.without_checkpoint(self.path) if must_not else contextlib.nullcontext():
-            for reader in readers.values():
-                await reader.close()
-            if checkpointer is not None:
-                await self._in_thread(thread, checkpointer.close)
-            await self._in_thread(thread, self._alone, self._close_writer)
+        if peers is not None and peers.may_others_have_written():
+            sqlite_file.prevent_checkpoints(self.path)
+        for reader in readers.values():
+            await reader.close()
+        if checkpointer is not None:
+            await self._in_thread(thread, checkpointer.close)
+        await self._in_thread(thread, self._alone, self._close_writer)
         thread.shutdown()
         # A transaction that is still open refers to its thread, which ends after it.
         self._transaction_thread = None
