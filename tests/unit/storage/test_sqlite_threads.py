@@ -125,6 +125,26 @@ async def test_the_thread_ends_with_its_owner() -> None:
     await wait_for_its_end()
 
 
+async def test_threads_end_if_not_all_of_them_could_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fault: each attempt left those that were started before, until the process could start no thread at all."""
+    start = threading.Thread.start
+    began: list[threading.Thread] = []
+
+    def start_two(self: threading.Thread) -> None:
+        if len(began) == 2:
+            raise RuntimeError("can't start new thread")
+        began.append(self)
+        start(self)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", start_two)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            CallThread(NAME, 3)
+    assert len(began) == 2
+    gc.collect()
+    await wait_for_its_end()
+
+
 async def test_the_thread_keeps_no_reference_to_finished_calls(thread: CallThread) -> None:
     class Work:
         def __call__(self) -> None:

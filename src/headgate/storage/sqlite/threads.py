@@ -34,11 +34,12 @@ class CallThread(Executor):
     def __init__(self, name: str, threads: int = 1) -> None:
         # Found when it is made: gevent replaces it, after the imports under `gunicorn --preload`.
         self._calls: queue.SimpleQueue[_Waiting | None] = queue.SimpleQueue()
-        for _ in range(threads):
-            threading.Thread(target=_serve, args=(self._calls,), name=name, daemon=True).start()
         self._end = weakref.finalize(self, self._calls.put, None)
         # At the end of a program, finalizers are called before an app is closed that nobody has closed, by this thread.
         self._end.atexit = False
+        # If one of several cannot be started, the finalizer ends those before it.
+        for _ in range(threads):
+            threading.Thread(target=_serve, args=(self._calls,), name=name, daemon=True).start()
 
     def submit(self, call: Callable[..., R], /, *arguments: Any) -> asyncio.Future[R]:  # type: ignore[override]
         """Run the call in the thread, after all calls before it, unless the future is cancelled before its turn.
