@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from headgate import Concurrency, Headgate, RetryPolicy, StrictRate, batch
+from headgate import Concurrency, Headgate, JobState, RetryPolicy, StrictRate, batch
 from headgate.admin.findings import findings_of
 from headgate.errors import StorageUnavailable
-from headgate.jobs.event import Event, LimitUnknown
+from headgate.jobs.event import Event, LimitUnknown, TaskUnknown
 from headgate.limits.limit import Limit
 from headgate.limits.standalone.memory_buckets import MemoryBuckets
 from headgate.storage.sqlite.memory import MemoryStorage
@@ -323,6 +323,32 @@ def test_a_limit_that_a_batch_holds_is_not_named_by_workers_of_the_release_befor
             (event,) = received
             assert event.line().startswith("no running worker declares limit machines, and the batch of job ")
             assert (await old.admin.checkup()).unknown_limits.keys() == {"machines"}
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("limits", [[], [StrictRate("10/m", name="api")]], ids=["free", "limited"])
+def test_a_task_is_not_named_by_workers_of_the_release_before_while_newer_ones_declare_it(limits: list[Limit]) -> None:
+    """The fault: in a rolling deploy the older workers and their doctor said to cancel jobs that the newer ones ran."""
+
+    async def main(clock: VirtualClock) -> None:
+        store, received = MemoryStorage(clock), list[Event]()
+        old, new = (app_on(store, clock=clock) for _ in range(2))
+        old.subscribe(received.append, TaskUnknown)
+
+        @new.task(limits=limits)
+        async def report() -> None:
+            await asyncio.sleep(30)
+
+        async with old:
+            async with new:
+                jobs = await report.enqueue_many([()] * 5000)
+                await asyncio.sleep(300)
+                assert (await jobs[0].status()).state is JobState.SUCCEEDED
+                assert (received, (await old.admin.checkup()).unknown_tasks) == ([], {})
+            await asyncio.sleep(200)
+            assert [event.task for event in received if isinstance(event, TaskUnknown)] == ["report"]
+            assert (await old.admin.checkup()).unknown_tasks.keys() == {"report"}
 
     run_virtual(main)
 

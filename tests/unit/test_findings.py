@@ -220,7 +220,7 @@ def test_problems_of_jobs_and_schedules_are_found() -> None:
     assert received["not checked: no amcheck"] == "CREATE EXTENSION amcheck"
     assert (
         "headgate jobs cancel --task sync"
-        in received["12 jobs of task 'sync', which this app does not declare, are waiting"]
+        in received["12 jobs of task 'sync', which neither a worker nor this app declares, are waiting"]
     )
     (spaced,) = [each for each in findings_of(checkup(unknown_tasks={"say hi": 1})) if each.check == "tasks"]
     assert "headgate jobs cancel --task 'say hi' --state waiting" in (spaced.advice or "")

@@ -19,10 +19,10 @@ from headgate.tasks.status import ScheduleStatus
 class Checkup:
     """The facts at one moment, `now` in the store's time.
 
-    `unknown_tasks` are the waiting jobs of tasks that this app does not declare, `undeclared` those that no node of
-    their queue does, by task and queue; `unknown_limits` the limits that neither it nor a worker declares and that a
-    batch holds, each with a job of one of its tasks. `pauses` are those that jobs wait for, `queues` those that this
-    app declares. `contradictions` and `indexes` are None if they were not searched.
+    `unknown_tasks` are the waiting jobs of tasks that neither this app nor a node of their queue declares, `undeclared`
+    those that only this app does, by task and queue; `unknown_limits` the limits that neither it nor a worker declares
+    and that a batch holds, each with a job of one of its tasks. `pauses` are those that jobs wait for, `queues` those
+    that this app declares. `contradictions` and `indexes` are None if they were not searched.
     """
 
     now: datetime

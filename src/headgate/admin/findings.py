@@ -330,7 +330,7 @@ def _of_work(checkup: Checkup) -> Iterator[Finding]:
         yield Finding(
             "warning",
             "tasks",
-            f"{counted(jobs, 'job')} of task {task!r}, which this app does not declare, "
+            f"{counted(jobs, 'job')} of task {task!r}, which neither a worker nor this app declares, "
             f"{'is' if jobs == 1 else 'are'} waiting",
             "start a worker of the app that does, add an alias, or cancel them: "
             f"headgate jobs cancel --task {shlex.quote(task)} --state waiting",

@@ -329,9 +329,11 @@ class Readings:
         elsewhere = {each.limit for each in await self._storage.settings(LIVE_FOR) if each.scope == "declared"}
         unknown, undeclared, subjects = Counter[str](), Counter[tuple[str, str]](), await self.declared_by_nodes()
         for each in waiting:
+            if is_declared(each.task, each.queue, self.tasks, subjects):
+                continue
             if each.task not in self.tasks:
                 unknown[each.task] += each.jobs
-            elif each.view in ("ready", "throttled") and not is_declared(each.task, each.queue, self.tasks, subjects):
+            elif each.view in ("ready", "throttled"):
                 undeclared[each.task, each.queue] += each.jobs
         return Checkup(
             now=self.now(),

@@ -67,11 +67,7 @@ class BacklogMigrator(WithServices):
     """
 
     def __init__(
-        self,
-        services: Services,
-        *,
-        wake: Callable[[], None],
-        large_payloads: LargePayloads | None = None,
+        self, services: Services, *, wake: Callable[[], None], large_payloads: LargePayloads | None = None
     ) -> None:
         super().__init__(services)
         self._large_payloads = large_payloads
@@ -80,6 +76,8 @@ class BacklogMigrator(WithServices):
         """Set after the first note. A claim before it would start jobs by the rules of the release before."""
         self._published_tasks: set[str] = set()
         self._unknown_tasks: set[str] = set()
+        self._met_tasks: set[str] = set()
+        self._elsewhere: set[str] = set()
         self._unknown_limits: set[str] = set()
         self._unmovable: set[str] = set()
         self._not_yet: set[str] = set()
@@ -93,10 +91,21 @@ class BacklogMigrator(WithServices):
         self._sweep_soon = SWEEP_SOON
 
     def note_task(self, task: str) -> None:
-        """Publish TaskUnknown, once per task; a declared one requires labels that this node does not have."""
-        if task not in self._unknown_tasks and task not in self._registry.names:
-            self._unknown_tasks.add(task)
-            self._bus.publish(TaskUnknown(at=self._clock.now(), task=task, declared=sorted(self._registry.tasks)))
+        """Publish TaskUnknown soon, once per task, unless another node declares it or only labels lack here."""
+        if not (task in self._unknown_tasks or task in self._elsewhere or task in self._registry.names):
+            self._met_tasks.add(task)
+            self._is_met.set()
+
+    async def _publish_unknown(self) -> None:
+        """Publish the tasks that claims have met and no running node declares. The others are looked at again later."""
+        tasks, self._met_tasks = self._met_tasks - self._unknown_tasks, set()
+        subjects = await self._storage.declared_subjects() if tasks else ()
+        for task in sorted(tasks):
+            if any(subject_of(task, queue) in subjects for queue in self._registry.queues):
+                self._elsewhere.add(task)
+            else:
+                self._unknown_tasks.add(task)
+                self._bus.publish(TaskUnknown(at=self._clock.now(), task=task, declared=sorted(self._registry.tasks)))
 
     def add_met(self, ids: Iterable[str], *, has_unknown_lanes: bool = False) -> None:
         """Move these jobs soon: a claim has met them, and was not allowed to start them.
@@ -151,6 +160,7 @@ class BacklogMigrator(WithServices):
                 left = min(left, self._until(self._sweep_soon))
             await wait_for_event(self._clock, self._is_met, left / SECOND)
             moved = await self.move_met()
+            await self._publish_unknown()
             if self._has_met_unknown_lanes and not self._until(self._sweep_soon):
                 await self._sweep()
             if moved:
@@ -180,13 +190,14 @@ class BacklogMigrator(WithServices):
             held = {limit: job.id for job in own for limit in job.held_by_batch(self._registry.rules)}
             # The jobs of a limit that another release has may start there. Once that is gone, no claim may meet them.
             elsewhere = {each.limit for each in await self._storage.settings(LIVE_FOR) if each.scope == "declared"}
-            for job in jobs:
-                self.note_task(job.task)
+            tasks = {job.task for job in jobs}
+            self._met_tasks |= tasks - self._registry.names
+            await self._publish_unknown()
             # A job keeps the limits of its batch, whatever its task declares.
             for limit in held.keys() - elsewhere - self._unknown_limits:
                 self._unknown_limits.add(limit)
                 self._bus.publish(LimitUnknown(at=self._clock.now(), limit=limit, job_id=held[limit]))
-            self._has_met_unknown_lanes = not elsewhere.isdisjoint(held)
+            self._has_met_unknown_lanes = not (elsewhere.isdisjoint(held) and self._elsewhere.isdisjoint(tasks))
         await self._release_failed()
         moved = await self._move(self._tasks_of(self._newest), self._newest, unknown_only=True)
         self._sweep_soon = SWEEP_SOON if moved else min(2 * self._sweep_soon, SWEEP_EVERY)
@@ -208,6 +219,7 @@ class BacklogMigrator(WithServices):
     async def _note(self) -> frozenset[str]:
         """Note that this release is live; return the subjects whose jobs have to be moved to its limit sets."""
         self._noted_at = self._clock.monotonic()
+        self._elsewhere.clear()
         noted = await self._storage.note_limit_sets(self._registry.subjects(), lives=LIVE_FOR)
         self.has_noted.set()
         if not self._newest.issuperset(noted):

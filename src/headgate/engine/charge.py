@@ -182,11 +182,7 @@ class ChargeRouter(WithServices):
     """
 
     def __init__(
-        self,
-        services: Services,
-        recorder: Recorder,
-        fetcher: Fetcher,
-        remote_limits: Collection[str],
+        self, services: Services, recorder: Recorder, fetcher: Fetcher, remote_limits: Collection[str]
     ) -> None:
         super().__init__(services)
         self._recorder = recorder

@@ -336,13 +336,7 @@ class StoreFetcher(WithServices):
 
     async def _amend(self, amendment: Amendment) -> None:
         bucket = self._bucket(amendment.ref)
-        amend = self._store.amend(
-            bucket,
-            amendment.charged_at,
-            amendment.cost,
-            amendment.started_at,
-            amendment.actual,
-        )
+        amend = self._store.amend(bucket, amendment.charged_at, amendment.cost, amendment.started_at, amendment.actual)
         # A failed refund loses budget; every failure is published.
         is_sent = await self._send(amend, "amending a start in a limit store")
         if amendment.is_refused and bucket.rule.adapts:

@@ -233,11 +233,6 @@ class Recorder(WithServices):
         else:
             self._bus.publish(
                 JobReturned(
-                    at=self._clock.now(),
-                    job_id=job.id,
-                    task=job.task,
-                    queue=job.queue,
-                    reason=ending.outcome,
-                    ran=ran,
+                    at=self._clock.now(), job_id=job.id, task=job.task, queue=job.queue, reason=ending.outcome, ran=ran
                 )
             )
