@@ -57,7 +57,8 @@ def _troubles(seen: Overview) -> Iterator[Sentence]:
     for queue in sorted(paused, key=lambda each: -each.waiting):
         yield Sentence("queue_paused", "warn", count=queue.waiting, name=queue.queue)
     for queue in sorted(seen.queues, key=lambda each: -each.lag):
-        if nodes.alive and queue.lag > LAG:
+        # Jobs that no worker declares raise the lag as well.
+        if nodes.alive and queue.lag > LAG and (queue.ready or not queue.undeclared):
             yield Sentence("lag", "warn", name=queue.queue, seconds=queue.lag)
     if seen.overdue_schedules:
         yield Sentence("overdue", "warn", count=len(seen.overdue_schedules))

@@ -94,6 +94,11 @@ def seen(**values: Any) -> Overview:
             ),
             ["No worker is running. 5 jobs are ready."],
         ),
+        # The fault: "Jobs in queue mail wait 900 s for a free slot", and they lacked a worker that declares their task.
+        (
+            seen(totals=JobTotals(waiting=5, undeclared=5), queues=[queue("mail", waiting=5, undeclared=5, lag=900.0)]),
+            ["5 jobs wait for a task that no running worker declares."],
+        ),
         (
             seen(limits=[SHOP, IDLE], totals=JobTotals(waiting=2471, throttled=2471)),
             ["3 keys wait for shop-api; acme is clear at 2026-05-01 19:52:00 UTC."],
