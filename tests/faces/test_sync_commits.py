@@ -280,6 +280,24 @@ def test_a_signal_handler_at_any_point_enqueues_or_is_refused(app: Headgate) -> 
     assert sorted(numbers(app)) == sorted(stored)
 
 
+def test_a_signal_handler_at_any_point_of_a_call_calls_too(app: Headgate) -> None:
+    """The fault: it waited for the loop, and this for a lock of the result, which the interrupted thread held."""
+    point, is_handled, answers = 0, True, list[int]()
+
+    def call() -> None:
+        answers.append(app.sync.run(asyncio.sleep(0, point)))
+
+    def run() -> None:
+        nonlocal is_handled
+        is_handled = call_with_signal(call, call, at=point)
+
+    while is_handled:
+        point += 1
+        InThread(run).end(15)
+    assert point > 20
+    assert sorted(answers) == sorted([*range(1, point + 1), *range(1, point)])
+
+
 @pytest.mark.parametrize("by", ["call", "block"])
 def test_a_signal_handler_at_any_point_of_the_opening_enqueues_or_is_refused(tmp_path: Path, by: str) -> None:
     """The fault: while its thread opened the app, both waited for ever."""

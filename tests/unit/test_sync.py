@@ -10,16 +10,17 @@ import signal
 import sqlite3
 import threading
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
-from headgate import Headgate, HeadgateError, JobState, StorageUnavailable
+from headgate import Headgate, HeadgateError, JobState, NotOpen, StorageUnavailable
 from headgate.client.portal import Portal
 from tests.forked import answer_of_forked_child
 from tests.internals import store_of
-from tests.until import patient, result_within, until
+from tests.until import patient, result_within, until, until_now
 
 
 def make_app(path: Path) -> Headgate:
@@ -205,6 +206,25 @@ def test_a_thread_that_can_make_no_event_loop_ends_the_call(tmp_path: Path, monk
             app.tasks["add"].sync.enqueue(1, 2)
     assert app.tasks["add"].sync.enqueue(1, 2).status().state is JobState.WAITING
     app.sync.close()
+
+
+@pytest.mark.timeout(60)
+def test_a_call_ends_that_its_loop_did_not_begin_before_it_was_closed() -> None:
+    """The fault: it waited for ever, as a call of a thread at the moment at which the program closes the app."""
+
+    class Loop(asyncio.SelectorEventLoop):
+        def close(self) -> None:
+            calls.append(threads.submit(portal.run, asyncio.sleep(0)))
+            until_now(lambda: len(self._ready) > 0)  # type: ignore[attr-defined]
+            super().close()
+
+    calls: list[Future[None]] = []
+    loop = Loop()
+    portal = Portal(lambda: contextlib.nullcontext(), lambda: loop)
+    with ThreadPoolExecutor(1) as threads:
+        loop.close()
+        with pytest.raises(NotOpen):
+            calls[0].result()
 
 
 @pytest.fixture

@@ -56,11 +56,26 @@ class WaitingThread(Executor):
         self._calls.put(call)
         return future
 
-    def serve(self, awaited: Future[T]) -> T:
-        """Run what is submitted in this thread until the future is done, and return its result."""
-        awaited.add_done_callback(lambda _: self._calls.put(None))
-        while (call := self._calls.get()) is not None:
+    def serve(self, awaited: Future[T], loop: asyncio.AbstractEventLoop | None = None) -> T:
+        """Run what is submitted in this thread until the future is done, and return its result.
+
+        Raises NotOpen if `loop`, which is to do it, is closed before it begins.
+        """
+        add = partial(awaited.add_done_callback, lambda _: self._calls.put(None))
+        # This thread takes no lock of a future that is not done: a signal handler in the middle of that, which calls
+        # too, would wait for the loop, and the loop for the lock.
+        with contextlib.suppress(RuntimeError):  # It is closed.
+            _ = add() if loop is None else loop.call_soon_threadsafe(add)
+        while loop is None or not loop.is_closed():
+            try:
+                call = self._calls.get(timeout=1)
+            except queue.Empty:
+                continue
+            if call is None:
+                break
             call()
+        if not awaited.done():
+            raise NotOpen
         return guarded_result(awaited)
 
 
@@ -133,9 +148,11 @@ class Portal:
             raise
         running = asyncio.run_coroutine_threadsafe(Guarded(coroutine, Exited), loop)
         try:
-            return guarded_result(running) if caller is None else caller.serve(running)
+            return (caller or WaitingThread()).serve(running, loop)
         except BaseException:
             running.cancel()
+            if loop.is_closed():
+                coroutine.close()
             raise
 
     def require_other_loop(self, coroutine: Coroutine[Any, Any, Any]) -> None:
@@ -197,8 +214,7 @@ class Portal:
 
     def open(self) -> None:
         """Open the app now instead of on the first call."""
-        if self._loop_of_app() is None:
-            self._opened_loop()
+        self._opened_loop()
 
     def close(self) -> None:
         """Close the app if the first call has opened it; the next call opens it again. Not on its own loop."""
