@@ -22,6 +22,7 @@ import pytest
 from click.testing import Result
 
 from headgate import Headgate, JobFailed, JobState, cli
+from headgate.admin import Admin
 from headgate.admin.actor import this_process
 from headgate.cli import status as status_command
 from headgate.cli import supervisor
@@ -30,6 +31,7 @@ from headgate.cli.output import make_console, print_table
 from headgate.cli.supervisor import KEPT_DYING, Supervisor
 from headgate.clock import SystemClock
 from headgate.errors import StorageUnavailable
+from headgate.storage.records import WaitingCount
 from headgate.storage.store import Store
 from tests.faces.one_module import OneModule, answer, call, go_into
 from tests.internals import store_of
@@ -483,6 +485,17 @@ async def other() -> None: ...
     assert (pay["requires"], pay["tags"], pay["unique_key"]) == (["eu", "gpu"], ["shop"], "{order}")
     assert (other["requires"], other["tags"], other["unique_key"]) == ([], [], None)
     assert "requires" not in call("tasks", project.target).output
+
+
+def test_tasks_say_that_more_jobs_wait_than_they_count(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fault: of a task with 150,000 jobs behind those it said that none waits."""
+    assert "first 100,000" not in call("tasks", project.target).output
+
+    async def waiting(_: Admin) -> list[WaitingCount]:
+        return [WaitingCount("default", "renamed", "ready", 100_000)]
+
+    monkeypatch.setattr(Admin, "waiting", waiting)
+    assert "these numbers are those of the first 100,000" in call("tasks", project.target).stderr
 
 
 def test_a_queue_is_shown_with_its_declaration_and_the_keys_of_a_fair_one(tmp_path: Path, project: Project) -> None:

@@ -50,6 +50,8 @@ def tasks(target: str, as_json: bool) -> None:
         waiting = Counter[str]()
         for each in await admin.waiting():
             waiting[each.task] += each.jobs
+        if waiting.total() >= 100_000:
+            click.echo("More jobs may wait: these numbers are those of the first 100,000.", err=True)
         waits = {name: _waits(limit_set) for name, limit_set in limit_sets.items()}
         return [
             ListedTask(**asdict(task), waiting=waiting[task.task], waits=waits.get(task.task, []))
