@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import importlib
 import json
+import os
 import re
 import shlex
 import sqlite3
+import subprocess
 import sys
 import uuid
 from pathlib import Path
@@ -97,6 +99,29 @@ def test_a_file_that_another_program_keeps_locked_is_a_problem(folder: Path) -> 
     assert "is locked by another connection with an open write transaction" in seen
     # The other checks follow.
     assert found["permissions"][0] == "ok"
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(sys.platform != "linux", reason="reads what the Linux kernel lists")
+def test_a_file_that_a_stopped_process_keeps_locked_is_one_problem(folder: Path) -> None:
+    """The fault: it was two, of which only one said what to do."""
+    target = project(folder)
+    open_(target)
+    script = (
+        "import os, signal, sqlite3\n"
+        "connection = sqlite3.connect('jobs.db', isolation_level=None)\n"
+        "connection.execute('BEGIN IMMEDIATE')\n"
+        "os.kill(os.getpid(), signal.SIGSTOP)"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], cwd=folder) as holder:
+        os.waitid(os.P_PID, holder.pid, os.WSTOPPED | os.WNOWAIT)
+        try:
+            code, found = examine(target)
+        finally:
+            holder.kill()
+    assert (code, found["blockers"][0]) == (1, "problem")
+    assert f"held by process {holder.pid}" in found["blockers"][1]
+    assert "write lock" not in found
 
 
 def test_work_without_a_worker_is_found_with_advice(folder: Path) -> None:

@@ -76,8 +76,12 @@ async def _examine(app: Headgate, target: str, *, deep: bool) -> list[Finding]:
             return [*found, Finding("problem", "migrations", f"missing: {', '.join(missing)}", advice)]
         found.append(Finding("ok", "migrations", "up to date"))
         async with app.open(migrate=False):
-            found += [await _write_finding(app)] if file is not None else []
-            return [*found, *(_with_target(each, target) for each in findings_of(await app.admin.checkup(deep=deep)))]
+            write = None if file is None else await _write_finding(app)
+            rest = [_with_target(each, target) for each in findings_of(await app.admin.checkup(deep=deep))]
+            if write is not None and all(each.check != "blockers" or each.level == "ok" for each in rest):
+                # Else the other finding names its holder, and what to do.
+                found.append(write)
+            return [*found, *rest]
     except HeadgateError as error:
         advice = "repair the server, the disk or the address, as the error says; workers then continue by themselves"
         is_away = isinstance(error, StorageUnavailable) and not isinstance(error, StorageLost)
