@@ -214,8 +214,8 @@ def worker(
     SIGUSR1: writes the stacks of all threads and asyncio tasks to stderr and continues.
 
     SIGTERM, SIGINT or SIGHUP: claims no more jobs, lets running ones finish within the grace, returns the rest, and
-    ends; so its manager starts it again. A second SIGTERM or SIGINT ends at once; running jobs are cancelled and
-    returned, and nothing is lost. Under nohup, SIGHUP has no effect.
+    ends with 0. A second SIGTERM or SIGINT ends at once; running jobs are cancelled and returned, and nothing is lost.
+    Under nohup, SIGHUP has no effect.
 
     From any machine, you can list workers, let one claim nothing for a while, change its slots, and stop it: see
     `headgate nodes`.
