@@ -83,14 +83,16 @@ def test_a_shared_rate_is_used_whole_and_divided_by_weight(keys: list[Key], burs
         assert 0 <= start.at - instant <= SECOND // 100
 
     # 2. While two keys have jobs and none joins, what each got for its weight differs by one start of each, at most.
-    # A key that joins lanes behind a bucket comes after the highest turn there: a few starts of the lowest weight.
+    # A key that joins lanes behind a bucket comes after the highest turn there: up to three starts of the lowest weight
+    # come before it, and what the others start by their weights meanwhile.
     last = {name: max(start.at for start in starts if start.key == name) for name in named}
     joined = max(key.comes for key in keys) * SECOND // 10
     lowest = 1 / min(key.weight for key in keys)
+    settled = joined + round(3 * lowest * sum(key.weight for key in keys)) * SECOND // 10
     for one, other in combinations(named, 2):
         both = max(named[one].comes, named[other].comes) * SECOND // 10
         part, rest = 1 / named[one].weight, 1 / named[other].weight
-        for begin, most in ((joined + SECOND, part + rest), (both, part + rest + 3 * lowest)):
+        for begin, most in ((settled, part + rest), (both, part + rest + 3 * lowest)):
             during = [start.key for start in starts if begin < start.at < min(last[one], last[other])]
             for first in range(len(during)):
                 ahead = 0.0

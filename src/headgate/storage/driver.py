@@ -173,7 +173,7 @@ class Driver(ABC):
     file: Path | None = None
     """The file of the jobs, if they are in one."""
 
-    is_hurried = False
+    is_hurried: bool = False
     """Whether a write waits at most a second for other programs that lock `file`, because this process ends."""
 
     def __init__(self, clock: Clock) -> None:

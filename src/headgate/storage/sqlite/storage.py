@@ -114,6 +114,7 @@ class SqliteStorage(Store):
         self.live: CachedRules = CachedRules()
         self.path: Path = Path(path).absolute()
         self.file: Path | None = self.path
+        self.is_hurried: bool = False
         self._synchronous = synchronous
         self._patience = patience
         self._batcher: Batcher[Write] = Batcher(self._commit)
