@@ -24,7 +24,7 @@ BUDGETS = {
     "engine": 10_100,
     "http": 20_800,
     "jobs": 4_300,
-    "limits": 9_300,
+    "limits": 9_310,
     "observe": 2_020,
     "schedules": 1_700,
     "storage": 23_320,

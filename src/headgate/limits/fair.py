@@ -36,7 +36,6 @@ STEP = 10_080
 
 MOST_WEIGHT = 100
 
-
 FairKey = Key | tuple[Key, Key]
 """The key of a fair queue: of one level, or of two."""
 
@@ -111,8 +110,11 @@ def first_virtual_time(lowest: int) -> int:
 
 
 def returning_virtual_time(own: int, lowest: int) -> int:
-    """Return the virtual time of a key that was not in line, where `lowest` is the lowest one in line."""
-    return max(own, lowest + lowest % 2)
+    """Return the virtual time of a key that was not in line, where `lowest` is the lowest one in line.
+
+    A new key came to the end of the round. Where it is the first in line, those that waited keep turns of that round.
+    """
+    return max(own, lowest + 1 - STEP if lowest % 2 else lowest)
 
 
 def next_virtual_time(virtual_time: int, step: int) -> int:

@@ -219,6 +219,19 @@ class FairQueuesConformance(Conformance):
         await paced(store_user, clock, 15)
         assert await paced(store_user, clock, 10) == {"a": 10}
 
+    async def test_new_keys_that_come_as_a_shared_rate_opens_keep_those_that_wait_for_it_in_turn(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        """The fault: each started at once, a step beyond all others, so the last one waited until all were there."""
+        store_user.rules = {**turns(), "partner": rate(10, per=1, burst=1)}
+        for number in range(12):
+            await add(store_user, f"{number}", 20, ("partner", ""))
+            await paced(store_user, clock, 1)
+        await paced(store_user, clock, 24)
+        found = await paced(store_user, clock, 36)
+        assert len(found) == 12
+        assert set(found.values()) <= {2, 3, 4}
+
     async def test_a_rate_that_opens_beside_a_faster_one_is_divided_by_weight(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:

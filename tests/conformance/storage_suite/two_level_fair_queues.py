@@ -156,6 +156,32 @@ class TwoLevelFairQueuesConformance(Conformance):
         assert abs(found["c"] - 20) <= 3
         assert await storage.check() == []
 
+    @pytest.mark.parametrize("level", [0, 1])
+    async def test_tenants_and_users_that_come_as_a_shared_rate_opens_keep_others_in_turn(
+        self, storage: Store, store_user: StoreUser, clock: ManualClock, level: int
+    ) -> None:
+        """The fault: each started at once, a step beyond all others, so the last one waited until all were there."""
+        store_user.rules = {**turns(), "partner": rate(10, per=1, burst=1)}
+
+        async def paced(tenths: int) -> Counter[str]:
+            found: Counter[str] = Counter()
+            for _ in range(tenths):
+                jobs = await store_user.take(5)
+                found.update(levels_of(key_of(job))[level] for job in jobs)
+                await store_user.succeed(*jobs)
+                clock.advance(0.1)
+            return found
+
+        for number in range(12):
+            tenant, member = ("one", f"{number}") if level else (f"{number}", "one")
+            await add(store_user, tenant, member, 20, ("partner", ""))
+            await paced(1)
+        await paced(24)
+        found = await paced(36)
+        assert len(found) == 12
+        assert set(found.values()) <= {2, 3, 4}
+        assert await storage.check() == []
+
     async def test_a_shared_rate_is_divided_among_more_tenants_than_are_looked_up_one_by_one(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:

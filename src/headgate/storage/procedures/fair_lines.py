@@ -75,11 +75,14 @@ class FairLines:
     # ------------------------------------------------------------------------------------------- choose
 
     def note_in_line(self, rows: Iterable[LaneRow]) -> None:
-        """Note the lowest virtual time in line of each queue, from the lanes that are in line."""
+        """Note the lowest virtual time in line of each queue, from the lanes in line: of a new key if all are new."""
+        new: dict[str, int] = {}
         for row in rows:
             time = row.virtual_time if row.group_id is None else self._groups[row.group_id].virtual_time
             if time is not None:
-                self._lowest[row.queue] = min(time, self._lowest.get(row.queue, time))
+                lowest = new if time % 2 else self._lowest
+                lowest[row.queue] = min(time, lowest.get(row.queue, time))
+        self._lowest = new | self._lowest
 
     def sort(self, lanes: list[LaneRow], *, outside: Iterable[LaneRow], shares: Mapping[str, int]) -> None:
         """Sort lanes in the order of their virtual times; those of other queues come first, as they are.
