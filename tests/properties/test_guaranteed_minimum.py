@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from itertools import combinations
+from itertools import combinations, groupby
 from typing import Any, NamedTuple
 
 from hypothesis import example, given, settings
@@ -18,11 +18,20 @@ from tests.seeds import examples
 
 
 class Key(NamedTuple):
-    """So many jobs of a key come at once, so long (tenths of a second) after the beginning."""
+    """So many jobs of a key come, the first so long after the beginning, one each `every` (tenths of a second).
+
+    With 0 they come at once.
+    """
 
     weight: int
     comes: int
     jobs: int
+    every: int = 0
+
+    @property
+    def arrivals(self) -> list[int]:
+        """When its jobs come, in tenths of a second."""
+        return [self.comes + number * self.every for number in range(self.jobs)]
 
 
 class Start(NamedTuple):
@@ -30,7 +39,10 @@ class Start(NamedTuple):
     key: str
 
 
-KEYS = st.lists(st.builds(Key, st.integers(1, 4), st.integers(0, 40), st.integers(1, 25)), min_size=2, max_size=4)
+WEIGHT, COMES = st.integers(1, 4), st.integers(0, 40)
+AT_ONCE = st.builds(Key, WEIGHT, COMES, st.integers(1, 25), st.just(0))
+ONE_BY_ONE = st.builds(Key, WEIGHT, COMES, st.integers(1, 10), st.integers(3, 20))
+KEYS = st.builds(list.__add__, st.lists(AT_ONCE, min_size=2, max_size=4), st.lists(ONE_BY_ONE, max_size=2))
 
 
 def played(keys: dict[str, Key], limit: RateLimit, slots: int) -> list[Start]:
@@ -49,9 +61,10 @@ def played(keys: dict[str, Key], limit: RateLimit, slots: int) -> list[Start]:
 
         async with app:
             begin = clock.monotonic()
-            for name, key in sorted(keys.items(), key=lambda item: item[1].comes):
-                await asyncio.sleep(key.comes / 10 - (clock.monotonic() - begin) / SECOND)
-                await call.enqueue_many([(name,)] * key.jobs)
+            arrivals = sorted((tenth, name) for name, key in keys.items() for tenth in key.arrivals)
+            for (tenth, name), jobs in groupby(arrivals):
+                await asyncio.sleep(tenth / 10 - (clock.monotonic() - begin) / SECOND)
+                await call.enqueue_many([(name,)] * len(list(jobs)))
             await asyncio.sleep(1 + sum(key.jobs for key in keys.values()) / 10)
 
     run_virtual(main)
@@ -62,7 +75,7 @@ def greedy(keys: dict[str, Key], limit: RateLimit) -> list[int]:
     """The instants of the starts if no part of the rate is lost, whichever job each is of."""
     state: Any = None
     instants: list[int] = []
-    for arrived in sorted(key.comes * SECOND // 10 for key in keys.values() for _ in range(key.jobs)):
+    for arrived in sorted(tenth * SECOND // 10 for key in keys.values() for tenth in key.arrivals):
         now = max(arrived, instants[-1] if instants else 0)
         opens_at, state = limit.rule.take(state, now)
         instants.append(opens_at)
@@ -86,14 +99,17 @@ def test_a_shared_rate_is_used_whole_and_divided_by_weight(keys: list[Key], burs
     for start, instant in zip(starts, expected, strict=True):
         assert 0 <= start.at - instant <= SECOND // 100
 
-    # 2. While two keys have jobs and none joins, what each got for its weight differs by one start of each, at most.
+    # 2. While two keys have jobs and neither joins, what each got for its weight differs by one start of each, at most,
+    # whatever others do whose jobs come one by one.
     # A key that joins lanes behind a bucket comes after the highest turn there: up to two starts of the lowest weight
     # come before it, and what the others start by their weights meanwhile.
-    last = {name: max(start.at for start in starts if start.key == name) for name in named}
-    joined = max(key.comes for key in keys) * SECOND // 10
+    last = {
+        name: max(start.at for start in starts if start.key == name) for name, key in named.items() if not key.every
+    }
+    joined = max(key.comes for key in keys if not key.every) * SECOND // 10
     lowest = 1 / min(key.weight for key in keys)
     settled = joined + round(2 * lowest * sum(key.weight for key in keys)) * SECOND // 10
-    for one, other in combinations(named, 2):
+    for one, other in combinations(last, 2):
         both = max(named[one].comes, named[other].comes) * SECOND // 10
         part, rest = 1 / named[one].weight, 1 / named[other].weight
         for begin, most in ((settled, part + rest), (both, part + rest + 2 * lowest)):

@@ -109,12 +109,13 @@ def first_virtual_time(lowest: int) -> int:
     return lowest if lowest % 2 else lowest - 1
 
 
-def returning_virtual_time(own: int, lowest: int) -> int:
-    """Return the virtual time of a key that was not in line, where `lowest` is the lowest one in line.
+def returning_virtual_time(own: int, lowest: int | None, highest: int | None) -> int:
+    """Return the virtual time of a key that was not in line, from the `lowest` one in line and the `highest`.
 
-    A new key came to the end of the round. Where it is the first in line, those that waited keep turns of that round.
+    Keys that wait for one limit may be a round apart, so one that came meanwhile and is alone in line is no measure.
     """
-    return max(own, lowest + 1 - STEP if lowest % 2 else lowest)
+    present = min((each for each in (lowest, highest and highest - STEP) if each is not None), default=own)
+    return max(own, present + present % 2)
 
 
 def next_virtual_time(virtual_time: int, step: int) -> int:
@@ -128,13 +129,15 @@ class TurnGroup:
     It `is_complete` if all its lanes in line are visited.
     """
 
-    __slots__ = ("first", "is_complete", "is_exhausted", "step", "virtual_time")
+    __slots__ = ("first", "is_complete", "is_exhausted", "last", "step", "virtual_time")
 
     def __init__(self, virtual_time: int, step: int = STEP) -> None:
         self.virtual_time = virtual_time
         self.step = step
         self.first: int | None = None
         """The lowest virtual time of its lanes in line, None if none is."""
+        self.last: int | None = None
+        """The highest virtual time of its lanes so far."""
         self.is_complete = True
         self.is_exhausted = False
         """Whether all visited lanes have started all their jobs."""

@@ -232,6 +232,36 @@ class FairQueuesConformance(Conformance):
         assert len(found) == 12
         assert set(found.values()) <= {2, 3, 4}
 
+    async def test_a_shared_rate_is_divided_by_weight_beside_keys_whose_jobs_come_one_by_one(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        """The fault: one that came as the rate opened was alone in line, and those that waited lost their order."""
+        store_user.rules = {**turns(b=4), "partner": rate(10, per=1, burst=1)}
+        for key in "ab":
+            await add(store_user, key, 100, ("partner", ""))
+        found: Counter[str] = Counter()
+        for tenth in range(112):
+            if tenth % 8 == 0:
+                await add(store_user, "c", 1, ("partner", ""))
+                await add(store_user, "d", 1, ("partner", ""))
+            found += await paced(store_user, clock, 1)
+        assert abs(found["c"] - 14) <= 1
+        assert abs(found["d"] - 14) <= 1
+        assert abs(found["b"] - 4 * found["a"]) <= 5
+
+    async def test_a_key_saves_up_no_turns_of_a_shared_rate_while_its_jobs_are_not_due(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        """The fault: all others waited for the rate, so none was in line, and it kept its turn of half a minute ago."""
+        store_user.rules = {**turns(), "partner": rate(10, per=1, burst=1)}
+        await add(store_user, "late", 1, ("partner", ""))
+        assert await paced(store_user, clock, 1) == {"late": 1}
+        for key in "ab":
+            await add(store_user, key, 300, ("partner", ""))
+        await add(store_user, "late", 30, ("partner", ""), delay=30)
+        assert "late" not in await paced(store_user, clock, 300)
+        assert 8 <= (await paced(store_user, clock, 30))["late"] <= 12
+
     async def test_a_rate_that_opens_beside_a_faster_one_is_divided_by_weight(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:

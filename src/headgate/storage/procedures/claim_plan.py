@@ -218,7 +218,7 @@ class ClaimPlan:
         to fill the `shares`: to read and lock lanes in vain costs the most.
         """
         shares = self.shares
-        self.fair.note_in_line(due)
+        self.fair.note_in_line(due, behind)
         rows = sorted(self.usable([*behind, *due, *woken]), key=lambda row: (row.since or 0, row.id))
         # How long lanes wait decides how many of each queue a bucket releases, and their turns decide which.
         left_of, released = dict(grants), Counter[tuple[RowId, str]]()

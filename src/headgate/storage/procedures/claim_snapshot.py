@@ -31,7 +31,8 @@ class LaneRow(msgspec.Struct):
     have waited for that limit until then, and for a slot since then. `virtual_time` is that of its key in a fair queue,
     None in other queues. If keys have two levels, it is in the group `group_id`, of which at most `group_most` lanes
     were read. With several writers, each update raises `version`, and no merged job that requested no start time has
-    a `rank` below `front`.
+    a `rank` below `front`. Of a lane behind a bucket, `highest` is the highest virtual time of its queue so far, and
+    `last_behind` the highest place behind that bucket.
     """
 
     id: RowId
@@ -48,6 +49,8 @@ class LaneRow(msgspec.Struct):
     group_id: RowId | None = None
     group_most: int = 0
     front: int = LOWEST_RANK
+    highest: int | None = None
+    last_behind: int | None = None
 
     @property
     def place(self) -> int:
@@ -56,11 +59,12 @@ class LaneRow(msgspec.Struct):
 
 
 class TurnGroupRow(msgspec.Struct):
-    """A group of lanes as it is stored: its virtual time, and the lowest one of its lanes in line, if any is."""
+    """A group of lanes as it is stored: its virtual time, the lowest of its lanes in line, and the highest of all."""
 
     id: RowId
     virtual_time: int
     first: int | None
+    last: int | None
 
 
 class LaneHead(msgspec.Struct):

@@ -48,8 +48,9 @@ class FairLines:
         self.limit_now = limit_now
         # The groups of the lanes that may be visited, if keys have two levels.
         self._groups: dict[RowId, TurnGroup] = {}
-        # The lowest virtual time in line, of each queue, and the lanes that are not in line.
+        # The lowest virtual time in line of each queue, the highest so far, and the lanes that are not in line.
         self._lowest: dict[str, int] = {}
+        self._highest: dict[str, int] = {}
         self._outside: Set[RowId] = frozenset()
 
     # --------------------------------------------------------------------------------------------- read
@@ -60,7 +61,7 @@ class FairLines:
             known = self._groups.setdefault(row.id, TurnGroup(row.virtual_time))
             # One that was not in line keeps the virtual time with which it joins, if that is higher.
             known.virtual_time = max(known.virtual_time, row.virtual_time) if row.first is None else row.virtual_time
-            known.first = row.first
+            known.first, known.last = row.first, row.last
 
     def cuts_groups(self, rows: Iterable[LaneRow], page: int) -> bool:
         """Whether there may be more lanes in line in the groups of these, or more groups."""
@@ -74,15 +75,13 @@ class FairLines:
 
     # ------------------------------------------------------------------------------------------- choose
 
-    def note_in_line(self, rows: Iterable[LaneRow]) -> None:
-        """Note the lowest virtual time in line of each queue, from the lanes in line: of a new key if all are new."""
-        new: dict[str, int] = {}
-        for row in rows:
+    def note_in_line(self, due: Iterable[LaneRow], behind: Iterable[LaneRow]) -> None:
+        """Note the lowest virtual time in line of each queue, from the lanes in line, and the highest so far."""
+        for row in due:
             time = row.virtual_time if row.group_id is None else self._groups[row.group_id].virtual_time
             if time is not None:
-                lowest = new if time % 2 else self._lowest
-                lowest[row.queue] = min(time, lowest.get(row.queue, time))
-        self._lowest = new | self._lowest
+                self._lowest[row.queue] = min(time, self._lowest.get(row.queue, time))
+        self._highest |= {row.queue: row.highest for row in behind if row.highest is not None}
 
     def sort(self, lanes: list[LaneRow], *, outside: Iterable[LaneRow], shares: Mapping[str, int]) -> None:
         """Sort lanes in the order of their virtual times; those of other queues come first, as they are.
@@ -121,14 +120,16 @@ class FairLines:
 
     def virtual_time(self, row: LaneRow) -> int:
         """Return the virtual time of a lane."""
-        lowest = None if row.group_id is None else self._groups[row.group_id].first
-        if lowest is None:
-            known = None if row.group_id is not None else self._lowest.get(row.queue)
-            # In an empty line it keeps its virtual time: those that wait for one bucket keep their order.
-            lowest = known or max(row.virtual_time or self.limit_now, self._passed.get(row.queue, 0))
-        if row.virtual_time is None:
-            return first_virtual_time(lowest)
-        return returning_virtual_time(row.virtual_time, lowest) if row.id in self._outside else row.virtual_time
+        own, queue, group = row.virtual_time, row.queue, self.group(row)
+        if own is not None and row.id not in self._outside:
+            return own
+        lowest = self._lowest.get(queue) if group is None else group.first
+        passed = 0 if lowest else self._passed.get(queue, 0)
+        if own is None:
+            return first_virtual_time(lowest or max(self.limit_now, passed))
+        # In an empty line those that wait for one bucket keep their order.
+        highest = self._highest.get(queue) if lowest else row.last_behind
+        return max(passed, returning_virtual_time(own, lowest, highest if group is None else group.last))
 
     def group(self, row: LaneRow) -> TurnGroup | None:
         """Return the group of a lane, if its keys have two levels."""
@@ -190,7 +191,7 @@ class FairLines:
             if group.first is None:
                 # None of its lanes is in line.
                 lowest = self._lowest.get(row.queue, group.virtual_time)
-                group.virtual_time = returning_virtual_time(group.virtual_time, lowest)
+                group.virtual_time = returning_virtual_time(group.virtual_time, lowest, self._highest.get(row.queue))
             if row.group_most and read[row.group_id] >= row.group_most:
                 group.is_complete = False
 

@@ -460,23 +460,33 @@ WHERE @has_lanes_behind($queue)
 ORDER BY virtual_time, turn_group.id
 LIMIT :most::integer
 
+-- part: last_behind
+-- The highest place behind a bucket of the lanes of a fair queue.
+CASE WHEN highest IS NOT NULL THEN (
+    SELECT max(lane.place) FROM headgate.lane WHERE behind = granting.bucket AND queue = named.queue
+) END
+
 -- name: behind [postgres]
 -- The first lanes of each queue behind each opened bucket, as many as the bucket grants; with groups, also the first of each.
-WITH instant AS MATERIALIZED (SELECT :now::bigint AS now)
+WITH instant AS MATERIALIZED (SELECT :now::bigint AS now),
+named AS MATERIALIZED (
+    SELECT each.queue, @highest_so_far(each.queue) AS highest FROM unnest(:queues::text[]) AS each (queue)
+)
 SELECT lane.id, lane.queue, buckets, waiting, since, behind, wakes_at, wait_mode, opened_at, virtual_time, version, group_id,
-    0 AS group_most, front
+    0 AS group_most, front, highest, last_behind
 FROM {rows:granting(bucket text, grants integer)}
-CROSS JOIN unnest(:queues::text[]) AS named
+CROSS JOIN named
+CROSS JOIN LATERAL (SELECT @last_behind AS last_behind OFFSET 0) AS once
 CROSS JOIN LATERAL (
     (
         SELECT * FROM headgate.lane
-        WHERE behind = granting.bucket AND queue = named AND @is_wanted
+        WHERE behind = granting.bucket AND queue = named.queue AND @is_wanted
         ORDER BY lane.place, since, id
         LIMIT granting.grants
     )
     UNION
     SELECT lane.*
-    FROM (@groups_behind(named)) AS line
+    FROM (@groups_behind(named.queue)) AS line
     CROSS JOIN LATERAL (
         SELECT * FROM headgate.lane
         WHERE behind = granting.bucket AND lane.group_id = line.id AND @is_wanted
@@ -487,21 +497,24 @@ CROSS JOIN LATERAL (
 
 -- name: behind [sqlite]
 -- At most :most lanes of each queue and bucket.
+WITH named AS MATERIALIZED (
+    SELECT each.value AS queue, @highest_so_far(each.value) AS highest FROM json_each(:queues) AS each
+)
 SELECT
     lane.id, lane.queue, buckets, waiting, since, behind, wakes_at, wait_mode, opened_at, virtual_time, 0 AS version,
-    group_id, 0 AS group_most, @lowest_rank AS front
+    group_id, 0 AS group_most, @lowest_rank AS front, highest, @last_behind AS last_behind
 FROM {rows:granting(bucket text, grants integer)}
-CROSS JOIN json_each(:queues) AS named
+CROSS JOIN named
 CROSS JOIN lane ON lane.id IN (
     SELECT id FROM (
         SELECT id FROM lane
-        WHERE behind = granting.bucket AND queue = named.value AND @is_wanted
+        WHERE behind = granting.bucket AND queue = named.queue AND @is_wanted
         ORDER BY lane.place, since, id
         LIMIT :most
     )
     UNION
     SELECT first.id
-    FROM (@groups_behind(named.value)) AS line
+    FROM (@groups_behind(named.queue)) AS line
     CROSS JOIN lane AS first ON first.id IN (
         SELECT id FROM (
             SELECT id, row_number() OVER (ORDER BY lane.place, since, id) AS number FROM lane
@@ -570,11 +583,13 @@ WITH @live_node
 SELECT id, @server_clock AS locked_at, (SELECT ahead FROM headgate.limit_time) AS ahead FROM live_node
 
 -- name: turn_groups
-SELECT id, virtual_time, @lowest_in_group(turn_group.id) AS first FROM headgate.turn_group WHERE id {any:ids text}
+SELECT id, virtual_time, @lowest_in_group(turn_group.id) AS first, @highest_in_group(turn_group.id) AS last
+FROM headgate.turn_group
+WHERE id {any:ids text}
 
 -- name: lock_turn_groups [postgres]
 -- Lock those of these groups that no other transaction has locked, before their lanes.
-SELECT id, virtual_time, @lowest_in_group(turn_group.id) AS first
+SELECT id, virtual_time, @lowest_in_group(turn_group.id) AS first, @highest_in_group(turn_group.id) AS last
 FROM headgate.turn_group
 WHERE id {any:ids text}
 ORDER BY id

@@ -48,21 +48,15 @@ SELECT lane, queue, buckets, wait_mode, jobs, is_ready, :since::bigint, wakes_at
 -- after it come after it: new keys never stay before old ones.
 (({least}({greatest}(lowest, coalesce(highest, lowest) - @round), lowest + @round) - 1) | 1)
 
--- part: highest_in_line [sqlite]
--- The highest virtual time of a queue so far, of its groups and the lanes without one.
+-- part: highest_so_far(queue)
+-- The highest virtual time of a queue so far, of its groups and the lanes without one; NULL if it has had none.
 (
     SELECT max(last) FROM (
-        SELECT * FROM (
-            SELECT virtual_time AS last FROM lane
-            WHERE lane.queue = arrivals.queue AND virtual_time IS NOT NULL AND group_id IS NULL
-            ORDER BY virtual_time DESC
-            LIMIT 1
-        )
+        SELECT max(virtual_time) AS last FROM headgate.lane
+        WHERE lane.queue = $queue AND virtual_time IS NOT NULL AND group_id IS NULL
         UNION ALL
-        SELECT * FROM (
-            SELECT virtual_time FROM turn_group WHERE turn_group.queue = arrivals.queue ORDER BY virtual_time DESC LIMIT 1
-        )
-    )
+        SELECT max(virtual_time) FROM headgate.turn_group WHERE turn_group.queue = $queue
+    ) AS so_far
 )
 
 -- part: lowest_in_line [sqlite]
@@ -91,8 +85,8 @@ SELECT lane, queue, buckets, wait_mode, jobs, is_ready, :since::bigint, wakes_at
     LIMIT 1
 )
 
--- part: highest_in_group [sqlite]
-(SELECT virtual_time FROM lane WHERE lane.group_id = @group_id ORDER BY virtual_time DESC LIMIT 1)
+-- part: highest_in_group(group)
+(SELECT max(virtual_time) FROM headgate.lane WHERE lane.group_id = $group)
 
 -- part: joined_virtual_time [sqlite]
 -- The turn with which a lane or group joins a line.
@@ -111,7 +105,7 @@ FROM (
         (SELECT virtual_time FROM turn_group WHERE turn_group.id = group_id) AS own
     FROM (
         SELECT
-            arrivals.group_id, queue, max(is_ready) AS is_ready, @lowest_in_line AS lowest, @highest_in_line AS highest
+            arrivals.group_id, queue, max(is_ready) AS is_ready, @lowest_in_line AS lowest, @highest_so_far(arrivals.queue) AS highest
         FROM (
             SELECT @group_id AS group_id, queue, is_ready FROM @arrival_rows
         ) AS arrivals
@@ -149,7 +143,7 @@ FROM (
             END AS lowest,
             CASE
                 WHEN max(is_ready) AND @is_fair
-                    THEN CASE WHEN @group_id IS NULL THEN @highest_in_line ELSE @highest_in_group END
+                    THEN CASE WHEN @group_id IS NULL THEN @highest_so_far(arrivals.queue) ELSE @highest_in_group(@group_id) END
             END AS highest
         FROM @arrival_rows
         GROUP BY lane
@@ -303,29 +297,14 @@ line AS MATERIALIZED (
             @round
         ) AS lowest
     FROM (SELECT DISTINCT queue FROM summed WHERE (is_ready AND is_fair) OR group_id IS NOT NULL) AS joined
-    CROSS JOIN LATERAL (
-        SELECT
-            greatest(
-                (
-                    SELECT virtual_time FROM headgate.lane
-                    WHERE lane.queue = joined.queue AND virtual_time IS NOT NULL AND group_id IS NULL
-                    ORDER BY virtual_time DESC
-                    LIMIT 1
-                ),
-                (SELECT virtual_time FROM headgate.turn_group WHERE turn_group.queue = joined.queue ORDER BY virtual_time DESC LIMIT 1)
-            ) AS highest
-    ) AS so_far
+    CROSS JOIN LATERAL (SELECT @highest_so_far(joined.queue) AS highest) AS so_far
 ),
 group_line AS MATERIALIZED (
     SELECT
         joining.group_id, highest,
         coalesce(@lowest_in_group(joining.group_id), highest, @round) AS lowest
     FROM (SELECT DISTINCT group_id FROM summed WHERE is_ready AND group_id IS NOT NULL) AS joining
-    CROSS JOIN LATERAL (
-        SELECT (
-            SELECT virtual_time FROM headgate.lane WHERE lane.group_id = joining.group_id ORDER BY virtual_time DESC NULLS LAST LIMIT 1
-        ) AS highest
-    ) AS so_far
+    CROSS JOIN LATERAL (SELECT @highest_in_group(joining.group_id) AS highest) AS so_far
 ),
 -- Groups are locked before lanes.
 grouped AS (
