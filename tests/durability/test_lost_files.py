@@ -241,6 +241,33 @@ async def test_no_write_replaces_what_others_have_written_since_a_loss(database:
         assert (await storage.counts())[0].waiting == 6
 
 
+async def test_an_app_that_is_opened_after_a_loss_beside_another_of_its_process_is_refused(database: Path) -> None:
+    """The fault: it shared the index of the first one, and its jobs replaced those of other processes in the log."""
+    async with open_store(database) as first:
+        await first.add([new_job(now=1)])
+        unlink_the_locks(database)
+        await add_in_another_process(database)
+        with pytest.raises(
+            StorageUnavailable, match=r"was removed or replaced while it was open.*restart this process"
+        ):
+            async with open_store(database) as second:
+                await second.add([new_job(now=1)])
+    async with open_store(database) as storage:
+        assert (await storage.counts())[0].waiting == 6
+
+
+async def test_a_new_file_at_the_place_of_one_that_an_app_of_the_process_still_has_open_can_be_used(
+    database: Path,
+) -> None:
+    async with open_store(database) as first:
+        await first.add([new_job(now=1)])
+        unlink(database)
+        unlink_the_log_and_the_locks(database)
+        async with open_store(database) as second:
+            await second.add([new_job(now=1)])
+            assert (await second.counts())[0].waiting == 1
+
+
 async def test_the_error_of_a_lost_file_does_not_grow_with_its_calls(database: Path) -> None:
     async with open_store(database) as storage:
         unlink(database)

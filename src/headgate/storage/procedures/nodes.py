@@ -23,14 +23,7 @@ from headgate.storage.driver import Transaction
 from headgate.storage.endings import poison_error
 from headgate.storage.procedures.alerts import KEPT_FOR
 from headgate.storage.procedures.audit import add_audit_record
-from headgate.storage.procedures.finish import (
-    end,
-    keep_attempts,
-    lock_all,
-    release_held,
-    running_on,
-    wait_again,
-)
+from headgate.storage.procedures.finish import end, keep_attempts, lock_all, release_held, running_on, wait_again
 from headgate.storage.procedures.following import resolve_followers
 from headgate.storage.records import (
     Beat,
@@ -186,12 +179,7 @@ async def beat(
     if they have changed.
     """
     changed = await tx.execute(
-        "beat",
-        id=node,
-        now=tx.now,
-        lingering=as_json(lingering),
-        tasks=optional_json(tasks),
-        is_stopping=is_stopping,
+        "beat", id=node, now=tx.now, lingering=as_json(lingering), tasks=optional_json(tasks), is_stopping=is_stopping
     )
     if not tx.has_one_writer:
         await tx.execute("use_limit_time", limit_now=tx.limit_now)
@@ -354,9 +342,7 @@ async def _take_back(tx: Transaction, node: str, gone: Gone, held: frozenset[str
     await keep_attempts(tx, [(job, outcome, None) for job in jobs])
     poisonous = {job.id: job for job in jobs if is_lost and is_poisonous(job.lost + 1) and not job.cancel_requested}
     await end(
-        tx,
-        [(job, JobState.FAILED, None, poison_error(job.lost + 1)) for job in poisonous.values()],
-        are_lost=True,
+        tx, [(job, JobState.FAILED, None, poison_error(job.lost + 1)) for job in poisonous.values()], are_lost=True
     )
     endings = [(job, Returned(job.id, job.fence, outcome, spent=is_lost)) for job in jobs if job.id not in poisonous]
     states = [

@@ -57,7 +57,7 @@ _FRAME_HEADER = 24
 _IDENTITY = slice(4, 16)
 _SALTS = slice(8, 16)
 
-MOUNTS = Path("/proc/self/mounts")
+MOUNTS, MAPS = Path("/proc/self/mounts"), Path("/proc/self/maps")
 
 _WAIT_TO_OPEN = 10.0
 """Seconds for which a new connection waits for the file, before it reads anything."""
@@ -518,6 +518,16 @@ def prevent_checkpoints(path: Path) -> None:
     if sys.platform == "linux":
         lock = struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, *_SHARED_LOCK, 0)
         fcntl.fcntl(os.open(path, os.O_RDONLY), fcntl.F_OFD_SETLK, lock)
+
+
+def is_index_removed(path: Path) -> bool:
+    """Whether this process uses SQLite's index of the log, `-shm`, after its removal (on Linux).
+
+    An app or a connection in this process that is older than the removal has it, and SQLite shares it with newer ones.
+    """
+    index = os.fsencode(f"{path.resolve()}-shm")
+    mapped = MAPS.read_bytes() if MAPS.exists() else b""
+    return index + b" (deleted)\n" in mapped and index + b"\n" not in mapped
 
 
 def read_facts(path: Path, synchronous: str) -> SqliteFacts:

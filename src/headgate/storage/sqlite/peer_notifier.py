@@ -104,7 +104,7 @@ class PeerNotifier:
             await sleep(self._clock, LOOK_EVERY)
             looks += 1
             if looks % FILE_EVERY == 0 and self.is_file_lost():
-                self._on_lost(self.lost())
+                self._on_lost(lost(self._path))
             if not self._may_have_changed():
                 continue
             try:
@@ -150,12 +150,13 @@ class PeerNotifier:
         """Whether the log may have more than this process knows of; a checkpoint of what it knows would damage that."""
         return self.is_index_lost() and None not in self._identify()[:2]
 
-    def lost(self) -> StorageLost:
-        """Return the error that every verb raises then."""
-        return StorageLost(
-            f"{self._path} was removed or replaced while it was open, or -wal or -shm beside it; what is written now "
-            "would be lost: put it back and restart this process"
-        )
+
+def lost(path: Path) -> StorageLost:
+    """Return the error that every verb raises then."""
+    return StorageLost(
+        f"{path} was removed or replaced while it was open, or -wal or -shm beside it; what is written now would be "
+        "lost: put it back and restart this process"
+    )
 
 
 def _status(path: str) -> os.stat_result | None:

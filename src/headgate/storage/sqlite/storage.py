@@ -57,7 +57,7 @@ from headgate.storage.searching import SEARCH_TIMEOUT, Searches, too_long
 from headgate.storage.sqlite import connection as sqlite_file
 from headgate.storage.sqlite.connection import Checkpointer
 from headgate.storage.sqlite.dialect import STATEMENTS
-from headgate.storage.sqlite.peer_notifier import PeerNotifier
+from headgate.storage.sqlite.peer_notifier import PeerNotifier, lost
 from headgate.storage.sqlite.threads import CallThread, Reader
 from headgate.storage.sqlite.transactions import (
     Change,
@@ -222,6 +222,9 @@ class SqliteStorage(Store):
                         f"{self.path} has the journal mode {mode!r}, as a copy by VACUUM INTO has, and Headgate needs "
                         "'wal': run `headgate migrate APP`, or pass Headgate(migrate=True)"
                     )
+                if sqlite_file.is_index_removed(self.path):
+                    # What it writes would replace what other processes have written since.
+                    raise lost(self.path)
                 readers: dict[str, Reader] = {}
                 for name in ("lookups", "lists"):
                     readers[name] = Reader(self.path, name)
@@ -642,18 +645,17 @@ class SqliteStorage(Store):
     def _require_same_file(self) -> None:
         peers = self._peers
         if peers is not None and peers.is_file_lost():
-            raise self._lost(peers)
+            raise self._lost()
 
     def _require_index(self) -> None:
         """Raise if SQLite's index of the log is not the one that others use; see `PeerNotifier.is_index_lost`."""
         peers = self._peers
         if peers is not None and peers.is_index_lost():
-            raise self._lost(peers)
+            raise self._lost()
 
-    def _lost(self, peers: PeerNotifier) -> StorageLost:
-        lost = peers.lost()
-        self._break(lost)
-        return lost
+    def _lost(self) -> StorageLost:
+        self._break(error := lost(self.path))
+        return error
 
     def _require_usable(self) -> None:
         if self._broken is not None:
