@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import _base as futures
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -300,8 +301,8 @@ def test_a_signal_handler_at_any_point_of_a_call_calls_too(app: Headgate) -> Non
 
 @pytest.mark.parametrize("by", ["call", "block"])
 def test_a_signal_handler_at_any_point_of_the_opening_enqueues_or_is_refused(tmp_path: Path, by: str) -> None:
-    """The fault: while its thread opened the app, both waited for ever."""
-    app = make_app(tmp_path)
+    """The fault: while its thread opened the app, both waited for ever; also inside a wait for a future."""
+    app, files = make_app(tmp_path), {portal.__file__, futures.__file__}
     note, point, is_interrupted, stored = app.tasks["note"], 0, True, list[int]()
 
     def enqueue() -> None:
@@ -310,7 +311,7 @@ def test_a_signal_handler_at_any_point_of_the_opening_enqueues_or_is_refused(tmp
 
         def handle(frame: FrameType, event: str, _argument: object) -> None:
             nonlocal left, is_interrupted
-            if event in ("call", "c_return") and frame.f_code.co_filename == portal.__file__:
+            if event in ("call", "c_return") and frame.f_code.co_filename in files:
                 left -= 1
                 if left == 0:
                     sys.setprofile(None)

@@ -227,6 +227,20 @@ def test_a_call_ends_that_its_loop_did_not_begin_before_it_was_closed() -> None:
             calls[0].result()
 
 
+async def test_a_call_to_a_loop_that_is_closed_says_that_the_app_is_not_open() -> None:
+    """The fault: RuntimeError, "Event loop is closed", and a warning about a coroutine that was never awaited."""
+    closed = asyncio.new_event_loop()
+    closed.close()
+    portal = Portal(contextlib.nullcontext, lambda: closed)
+    for call in (
+        asyncio.to_thread(portal.run, asyncio.sleep(0)),
+        portal.reach(asyncio.sleep(0)),
+        asyncio.to_thread(portal.enter, contextlib.AsyncExitStack()),
+    ):
+        with pytest.raises(NotOpen):
+            await call
+
+
 @pytest.fixture
 def interruptible() -> Iterator[None]:
     """Ctrl-C does what it does in a program of one's own; what runs in the background of a shell ignores it."""

@@ -11,7 +11,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
 from functools import partial, update_wrapper
 from types import TracebackType
@@ -146,7 +146,7 @@ class Portal:
         except BaseException:
             coroutine.close()
             raise
-        running = asyncio.run_coroutine_threadsafe(Guarded(coroutine, Exited), loop)
+        running = _begin(Guarded(coroutine, Exited), loop)
         try:
             return (caller or WaitingThread()).serve(running, loop)
         except BaseException:
@@ -169,7 +169,7 @@ class Portal:
         loop = self._loop_of_app()
         if loop is None or is_running_here(loop):
             return await coroutine
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, loop))
+        return await asyncio.wrap_future(_begin(coroutine, loop))
 
     def enter(self, context: AbstractAsyncContextManager[Any]) -> Leave:
         """Enter a context that opens the app, on the loop of the app; return the function that leaves it.
@@ -337,6 +337,15 @@ def _call(function: WeakMethod[Callable[[], None]]) -> None:
         found()
 
 
+def _begin(coroutine: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> Future[T]:
+    """Run it on a loop of another thread. Raises NotOpen if that is closed."""
+    try:
+        return asyncio.run_coroutine_threadsafe(coroutine, loop)
+    except RuntimeError:
+        coroutine.close()
+        raise NotOpen from None
+
+
 def _enter(
     loop: asyncio.AbstractEventLoop, context: AbstractAsyncContextManager[Any]
 ) -> Callable[[float | None], None]:
@@ -344,26 +353,31 @@ def _enter(
 
     That function raises TimeoutError after the given number of seconds.
     """
-    entered: Future[asyncio.Event] = Future()
+    entered: list[asyncio.Event] = []
+    tried: Future[None] = Future()
 
     async def stay() -> None:
-        async with context:
-            leaving = asyncio.Event()
-            entered.set_result(leaving)
-            await leaving.wait()
+        try:
+            async with context:
+                entered.append(leaving := asyncio.Event())
+                tried.set_result(None)
+                await leaving.wait()
+        finally:
+            if not entered:
+                tried.set_result(None)
 
-    staying = asyncio.run_coroutine_threadsafe(Guarded(stay(), Exited), loop)
+    staying = _begin(Guarded(stay(), Exited), loop)
     try:
-        wait(list[Future[Any]]([entered, staying]), return_when=FIRST_COMPLETED)
+        WaitingThread().serve(tried, loop)
+        if not entered:
+            WaitingThread().serve(staying, loop)
     except BaseException:
         staying.cancel()
         raise
-    if not entered.done():
-        guarded_result(staying)
 
     def leave(timeout: float | None) -> None:
         if not staying.done():
-            loop.call_soon_threadsafe(entered.result().set)
+            loop.call_soon_threadsafe(entered[0].set)
         guarded_result(staying, timeout)
 
     return leave
