@@ -303,6 +303,26 @@ def test_a_node_that_stops_returns_all_starts_that_no_job_has_taken(seconds: flo
     run_virtual(main)
 
 
+def test_a_node_that_stops_returns_hundreds_of_unused_starts_at_once() -> None:
+    """The fault: they were returned one after another, those that took longer than 5 s together not at all."""
+
+    async def main(clock: VirtualClock) -> None:
+        shared = Shared(clock, delay=0.05)
+        app = Headgate("memory://", clock=clock)
+        limit = StrictRate("10/h", name="api", key="{tenant}", store=shared)
+
+        @app.task(limits=[limit, StrictRate("1/h")])
+        async def call(tenant: str) -> None: ...
+
+        async with app:
+            await call.enqueue_many([(f"t{number}",) for number in range(300)])
+            await asyncio.sleep(0.1)
+        used = [(await shared.snapshot(Bucket("api", f"t{number}", limit.rule))).used for number in range(300)]
+        assert (shared.asked > 100, sum(used)) == (True, 1)
+
+    run_virtual(main)
+
+
 def test_unused_starts_are_returned_once_the_store_is_called_again() -> None:
     """The fault: those that were to be given back while it was not called, after a failure, counted as used."""
 

@@ -307,8 +307,9 @@ class StoreFetcher(WithServices):
         self, deposits: Sequence[Deposit], replaced: Sequence[FetchedBalance], seconds: float
     ) -> None:
         """Give back the starts that were replaced, and after so many seconds those that no job has taken."""
-        for deposit, balance in zip(deposits, replaced, strict=False):
-            await self._give_back(deposit.ref, balance.charged_at, balance.left)
+        # At once: a node that stops has little time, and a limit store sends what comes together in one request.
+        back = ((each.ref, balance.charged_at, balance.left) for each, balance in zip(deposits, replaced, strict=False))
+        await asyncio.gather(*(self._give_back(*each) for each in back))
         await wait_for_event(self._clock, self._ending, seconds)
         # Of a key that was fetched again meanwhile, less is known to be taken: withdrawing finds what is left.
         unused = [
@@ -319,8 +320,8 @@ class StoreFetcher(WithServices):
         except StorageUnavailable as error:
             self._publish_failure("withdrawing starts", error)
             left = ()
-        for deposit, cost in zip(unused, left, strict=False):
-            await self._give_back(deposit.ref, deposit.balance.charged_at, cost)
+        back = ((each.ref, each.balance.charged_at, cost) for each, cost in zip(unused, left, strict=False))
+        await asyncio.gather(*(self._give_back(*each) for each in back))
         self._returning -= 1
         self._wakeup.set()
 
