@@ -813,9 +813,9 @@ class LockedFolder(Folder):
 
     locked: tuple[str, ...] = ()
 
-    def delete(self, name: str) -> None:
+    def delete(self, name: str) -> bool:
         self._require_unlocked(name)
-        super().delete(name)
+        return super().delete(name)
 
     def list(self, name: str) -> Iterator[str]:
         self._require_unlocked(name)
@@ -835,6 +835,22 @@ def orphans(folder: LockedFolder, place: str, days: int, each: int) -> list[str]
     for name in names:
         folder.write(name, b"x")
     return names
+
+
+async def test_two_sweeps_at_once_count_each_object_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fault: an object that the other one had deleted counted as deleted by both."""
+    folder = LockedFolder()
+    app = Headgate("memory://", large_payloads=folder)
+    async with app.open():
+        names = orphans(folder, await store_of(app).identity(), days=1, each=3)
+        delete = folder.delete
+
+        def delete_behind_another(name: str) -> bool:
+            Folder.delete(folder, names[0])
+            return delete(name)
+
+        monkeypatch.setattr(folder, "delete", delete_behind_another)
+        assert await app.admin.sweep_large_payloads() == 2
 
 
 async def test_a_sweep_goes_on_after_objects_and_days_that_it_may_not_change_and_then_raises() -> None:

@@ -233,12 +233,11 @@ class LargePayloads:
         swept = 0
         for name in (name for name, id in ids.items() if id not in stored):
             try:
-                await self._run(f"deleting {folder}/{name}", partial(self._folder.delete, f"{folder}/{name}"))
+                swept += await self._run(f"deleting {folder}/{name}", partial(self._folder.delete, f"{folder}/{name}"))
             except FolderUnavailable as error:
                 failed.add(error)
             else:
                 failed.in_a_row = 0
-                swept += 1
         return swept
 
     async def _listed(self, folder: str) -> list[str]:

@@ -89,10 +89,12 @@ class PayloadFolder:
             return None
         return data
 
-    def delete(self, name: str) -> None:
-        """Delete an object, if it is there."""
+    def delete(self, name: str) -> bool:
+        """Delete an object; return whether it was there, which some stores do not say."""
         with contextlib.suppress(FileNotFoundError):
             self._files.rm_file(self._path(name))
+            return True
+        return False
 
     def list(self, name: str) -> Iterator[str]:
         """Yield the last part of each name in a folder; nothing if the folder is not there."""
