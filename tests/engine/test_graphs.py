@@ -225,6 +225,18 @@ def test_an_empty_batch_in_a_batch_is_final_from_the_start() -> None:
     run_virtual(main)
 
 
+async def test_batches_that_are_nested_too_deep_are_refused_with_what_to_write() -> None:
+    """The fault: RecursionError, from inside Headgate."""
+    own = Recorded(Headgate("memory://"))
+    nested = batch([own.work.call("last")])
+    for _ in range(2000):
+        nested = batch([own.work.call("step")]).then(nested)
+    async with own.app.open():
+        with pytest.raises(DeclarationError, match=r"batches are nested too deep; for many in a row, use chain\(…\)"):
+            await nested.enqueue()
+        assert await own.app.admin.counts() == []
+
+
 def test_a_job_adds_jobs_to_its_own_batch() -> None:
     async def main(clock: VirtualClock) -> None:
         own = Recorded(Headgate("memory://", clock=clock))

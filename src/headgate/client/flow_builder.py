@@ -93,7 +93,10 @@ class FlowBuilder:
         """Add a step after others, inside the batch with that id. Return its place: the next step follows it."""
         placed: Placed
         if isinstance(step, BatchSteps):
-            return self.add_batch(step, place, plan, batch)
+            try:
+                return self.add_batch(step, place, plan, batch)
+            except RecursionError:
+                raise DeclarationError("batches are nested too deep; for many in a row, use chain(…)") from None
         if isinstance(step, ChainSteps):
             placed = self.add_chain(step, place, plan, batch)
         else:
