@@ -353,6 +353,36 @@ def test_a_task_is_not_named_by_workers_of_the_release_before_while_newer_ones_d
     run_virtual(main)
 
 
+def test_a_task_that_others_declare_for_other_queues_only_is_named() -> None:
+    """The fault: the log was silent, and nobody ran its jobs of this queue."""
+
+    async def main(clock: VirtualClock) -> None:
+        store, received = MemoryStorage(clock), list[Event]()
+        old, new = (app_on(store, clock=clock) for _ in range(2))
+        old.subscribe(received.append, TaskUnknown)
+        for app in (old, new):
+            app.queue("mail")
+
+        @new.task(queue="mail")
+        async def send() -> None: ...
+
+        async with old.open(), new.open(), asyncio.TaskGroup() as group:
+            nodes = [
+                old._make_node(lambda: old._node_config({"default": 1})),
+                new._make_node(lambda: new._node_config({"mail": 1})),
+            ]
+            for node in nodes:
+                group.create_task(node.run())
+            await asyncio.sleep(1)
+            await send.using(queue="default").enqueue()
+            await asyncio.sleep(60)
+            assert [event.task for event in received if isinstance(event, TaskUnknown)] == ["send"]
+            for node in nodes:
+                node.stop()
+
+    run_virtual(main)
+
+
 def test_a_rule_that_was_set_at_run_time_is_named_with_who_set_it_and_what_the_code_says() -> None:
     """The fault: a limit was shown with its rule in force, and nothing said that the code has another one."""
 

@@ -176,7 +176,7 @@ class ClaimLoop(WithServices):
         self._claim_tracker.claim_answered(asked_at)
         self._start(jobs)
         self._claim_again(claim, claimed, asked_at)
-        self._notices.take(claimed)
+        self._notices.take(claimed, claim.free_slots)
 
     def _start(self, jobs: Sequence[ClaimedJob]) -> None:
         runnable = self._registry.runnable(self._labels).names
@@ -292,8 +292,8 @@ class ClaimNotices(WithServices):
         self._throttles = ThrottleLog()
         self._throttle_events = throttle_events
 
-    def take(self, claimed: Claimed) -> None:
-        """Handle everything in the result of a claim but its jobs."""
+    def take(self, claimed: Claimed, queues: Iterable[str]) -> None:
+        """Handle everything in the result of a claim from these queues but its jobs."""
         self._throttles.note_started(claimed.jobs)
         self.publish_throttled(claimed.throttled)
         if claimed.dropped:
@@ -301,7 +301,7 @@ class ClaimNotices(WithServices):
         if claimed.limit_set_mismatches or claimed.has_unknown_lanes:
             self._backlog_migrator.add_met(claimed.limit_set_mismatches, has_unknown_lanes=claimed.has_unknown_lanes)
         for task in claimed.unknown:
-            self._backlog_migrator.note_task(task)
+            self._backlog_migrator.note_task(task, queues)
 
     def publish_throttled(self, throttled: Sequence[Throttled]) -> None:
         """Publish the closed buckets that a claim met, and what is due of those that earlier claims met."""
