@@ -96,6 +96,24 @@ async def test_an_ending_on_a_full_disk_is_repeated_until_there_is_room(database
     assert runs == [100_000]
 
 
+async def test_a_node_that_cannot_join_because_the_disk_is_full_logs_no_traceback(
+    database: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The fault: a worker that started on a nearly full disk ended with 40 lines of Headgate's own code."""
+    storage = SqliteStorage(database, SystemClock())
+    app = app_on(storage)
+
+    async def join(*_values: object, **_named: object) -> None:
+        await allow_no_more_pages(storage)
+        await storage.add([new_job(now=SystemClock().now(), payload='"' + "x" * 90_000 + '"')])
+
+    monkeypatch.setattr(storage, "join", join)
+    with pytest.raises(StorageUnavailable, match="is full"):
+        await app.run()
+    assert "crashed and runs no more jobs" in caplog.text
+    assert "Traceback" not in caplog.text
+
+
 @pytest.mark.nightly
 async def test_acknowledged_jobs_survive_a_disk_that_fills_up(
     tmp_path: Path, children: Children, small_disk: tuple[str, ...]

@@ -657,7 +657,8 @@ class NodeCrashed(Event, frozen=True):
         )
 
     def traceback(self) -> str | None:
-        return self.error.traceback
+        # A store that is away, or whose disk is full, as the node starts: the message says what to do.
+        return None if self.error.type == "headgate.errors.StorageUnavailable" else self.error.traceback
 
 
 @logged(logging.WARNING)
