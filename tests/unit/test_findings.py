@@ -139,6 +139,8 @@ def test_problems_of_a_file_are_found(change: dict[str, Any], level: str, check:
         ({"version": 130014}, "warning", "PostgreSQL version", "13"),
         ({"is_read_only": True}, "problem", "primary", "a replica, or default_transaction_read_only is set"),
         ({"is_pooled": True, "listens": False}, "warning", "pooler", "poll"),
+        # The fault: with a wrong HEADGATE_LISTEN_URL and no pooler, doctor found nothing.
+        ({"listens": False}, "warning", "pooler", "no pooler, but workers cannot listen: they poll"),
         ({"skew": 30_000_000}, "warning", "clock", "30.0 s behind the server"),
         ({"skew": -30_000_000}, "warning", "clock", "30.0 s ahead of the server"),
         ({"used_connections": 95}, "warning", "connections", "95 of 100"),

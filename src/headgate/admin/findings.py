@@ -181,16 +181,13 @@ def _of_postgres(facts: PostgresFacts, checkup: Checkup) -> Iterator[Finding]:
 
 
 def _pooler(facts: PostgresFacts) -> Finding:
-    if not facts.is_pooled:
-        return Finding("ok", "pooler", "none: connections go to the server itself")
-    if facts.listens:
+    if not facts.listens:
+        seen = "transactions are pooled, so workers" if facts.is_pooled else "no pooler, but workers"
+        late = f"{seen} cannot listen: they poll every 0.1 s and start jobs up to 0.1 s late"
+        return Finding("warning", "pooler", late, "set HEADGATE_LISTEN_URL to the URL of the database itself")
+    if facts.is_pooled:
         return Finding("ok", "pooler", "transactions are pooled, and workers listen on a direct connection")
-    return Finding(
-        "warning",
-        "pooler",
-        "transactions are pooled, so workers cannot listen: they poll every 0.1 s and start jobs up to 0.1 s late",
-        "set HEADGATE_LISTEN_URL to the URL of the database itself",
-    )
+    return Finding("ok", "pooler", "none: connections go to the server itself")
 
 
 def _durability(facts: PostgresFacts) -> Iterator[Finding]:
@@ -261,7 +258,8 @@ def _of_nodes(checkup: Checkup) -> Iterator[Finding]:
         outcome = f"and {counted(ready, 'job')} could start" if ready else "so nothing runs"
         level: Level = "problem" if ready else "warning"
         blocked = silent and any(each.kind == "blocks" for each in checkup.blockers)
-        advice = "end what blocks the store, see blockers" if blocked else "start `headgate worker`"
+        run = "check those that are silent, or start `headgate worker`" if silent else "start `headgate worker`"
+        advice = "end what blocks the store, see blockers" if blocked else run
         yield Finding(level, "nodes", f"none is alive, {outcome}", advice)
     for node in silent:
         yield Finding(

@@ -516,7 +516,7 @@ class ShutdownFailed(Event, frozen=True):
 
 @logged(logging.ERROR)
 class TaskUnknown(Event, frozen=True):
-    """Stored jobs name a task that no running node of their queue declares; they wait. Published once by each node.
+    """Stored jobs name a task that no running node declares; they stay waiting. Published once per task by each node.
 
     `declared` are the names of the tasks that it declares.
     """
