@@ -185,7 +185,7 @@ class CeleryGate:
                 return
             later = {}
         except StorageUnavailable as error:
-            logger.warning("task %s %ss: %s", task.request.id, gated.limit.on_store_error, error)
+            self._lines.warn("task %s %ss: %s", task.request.id, gated.limit.on_store_error, error)
             if gated.limit.on_store_error == "run":
                 return
             later = {"countdown": RETRY_IN}

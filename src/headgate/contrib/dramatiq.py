@@ -132,7 +132,7 @@ class DramatiqGate(Middleware):
                 return
             delay = None
         except StorageUnavailable as error:
-            logger.warning("message %s %ss: %s", message.message_id, gated.limit.on_store_error, error)
+            self._lines.warn("message %s %ss: %s", message.message_id, gated.limit.on_store_error, error)
             if gated.limit.on_store_error == "run":
                 return
             delay = RETRY_IN

@@ -102,7 +102,7 @@ class TaskiqGate(TaskiqMiddleware):
             return await lines.ask(lines.lines.arrive(line, message.task_id, record))
         except StorageUnavailable as error:
             # The broker keeps it as well, and the limit is checked again at its start.
-            logger.warning("task %s goes to the broker without a limit check: %s", message.task_id, error)
+            lines.warn("task %s goes to the broker without a limit check: %s", message.task_id, error)
             return True
 
     async def _publish(self, record: bytes) -> None:
@@ -161,7 +161,7 @@ class TaskiqGate(TaskiqMiddleware):
             if await self._arrive(record):
                 await self._publish(record)
         except StorageUnavailable as error:
-            logger.warning("task %s %ss: %s", message.task_id, gated.limit.on_store_error, error)
+            lines.warn("task %s %ss: %s", message.task_id, gated.limit.on_store_error, error)
             if gated.limit.on_store_error == "run":
                 return None
             await sleep(self._clock, RETRY_IN)

@@ -112,9 +112,7 @@ class GatedTasks:
     """The tasks of a program that have a limit. `declared` returns the limit and the function of a task, or None."""
 
     def __init__(
-        self,
-        declared: Callable[[str], tuple[Limit, Callable[..., object]] | None],
-        names: Callable[[], Iterable[str]],
+        self, declared: Callable[[str], tuple[Limit, Callable[..., object]] | None], names: Callable[[], Iterable[str]]
     ) -> None:
         self._declared = declared
         self._names = names

@@ -239,6 +239,12 @@ class _LineClient:
         self._stopping: Any = self._event()
         self._paused_until = 0
         self._failure = ""
+        self._warned: set[str] = set()
+
+    def warn(self, message: str, *values: object) -> None:
+        """Log what a failure means for a call: as a warning the first time since Redis last answered, then as debug."""
+        logger.log(logging.DEBUG if message in self._warned else logging.WARNING, message, *values)
+        self._warned.add(message)
 
     @contextlib.contextmanager
     def _requesting(self) -> Iterator[None]:
@@ -260,6 +266,7 @@ class _LineClient:
             self._failure = str(failure)
             raise failure from error
         self._paused_until = 0
+        self._warned.clear()
 
     def _after_poll(self, next_in: float | None) -> float:
         """Return the seconds to wait, when a waiting message can go in `next_in` seconds (None: none waits)."""
@@ -303,7 +310,7 @@ class BlockingLines(_LineClient):
             return self.ask(self.lines.arrive(line, id, message))
         except StorageUnavailable as error:
             # The broker keeps it as well, and the limit is checked again at its start.
-            logger.warning("%s %s goes to the broker without a limit check: %s", what, id, error)
+            self.warn("%s %s goes to the broker without a limit check: %s", what, id, error)
             return True
 
     def forget(self, line: BucketLine, what: str, id: str) -> None:
@@ -311,7 +318,7 @@ class BlockingLines(_LineClient):
         try:
             self.ask(self.lines.forget(line, id))
         except StorageUnavailable as error:
-            logger.warning("%s %s keeps its place in line for a while: %s", what, id, error)
+            self.warn("%s %s keeps its place in line for a while: %s", what, id, error)
 
     def start(self) -> None:
         """Release waiting messages in a thread, until `stop`."""

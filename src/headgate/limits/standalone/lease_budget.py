@@ -240,12 +240,7 @@ class LeaseBudget(SharedBudget):
         super()._check(verb)
 
 
-_NOT_OF_LEASES = (
-    SharedSession.try_acquire,
-    SharedSession.acquire,
-    SharedSession.reserve,
-    SharedSession.reset,
-)
+_NOT_OF_LEASES = (SharedSession.try_acquire, SharedSession.acquire, SharedSession.reserve, SharedSession.reset)
 
 
 class _Block:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import uuid
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -390,6 +391,36 @@ class Refusing:
 
 
 KINDS = pytest.mark.parametrize("kind", ["blocking", "async"])
+
+
+async def test_calls_while_redis_is_away_log_one_warning_for_each_outage(
+    redis_url: str,  # noqa: F811
+    prefix: str,
+    unused_tcp_port: int,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The fault: each of thousands of calls logged a line."""
+    caplog.set_level(logging.DEBUG, "headgate.gates")
+    away, line = f"redis://127.0.0.1:{unused_tcp_port}/0?timeout=0.1", BucketLine(place().bucket, 1)
+    lines = BlockingLines(away, "shop", publish=lambda _: None, limits=dict)
+    there = BlockingLines(f"{redis_url}?prefix={prefix}", "shop", publish=lambda _: None, limits=dict)
+
+    def levels() -> list[str]:
+        found = [each.levelname for each in caplog.records if "without a limit check" in each.message]
+        caplog.clear()
+        return found
+
+    assert [lines.passes(line, "task", id, b"x") for id in "abc"] == [True] * 3
+    assert levels() == ["WARNING", "DEBUG", "DEBUG"]
+    lines.forget(line, "task", "a")
+    assert [each.levelname for each in caplog.records if "keeps its place" in each.message] == ["WARNING"]
+    lines._client, gone = there._client, lines._client
+    lines._paused_until = 0
+    lines.forget(line, "task", "a")
+    lines._client = gone
+    assert [lines.passes(line, "task", id, b"x") for id in "ab"] == [True] * 2
+    assert levels() == ["WARNING", "DEBUG"]
+    there._client.close()
 
 
 @KINDS
