@@ -66,6 +66,15 @@ def test_failures_are_a_table_for_people_whose_text_controls_no_terminal(project
     assert "\x1b" not in shown
 
 
+def test_no_more_failures_are_reported_than_are_known(project: OneModule, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fault: "There are more failures" if there were more attempts than are read, though all jobs were."""
+    fail(project)
+    monkeypatch.setattr("headgate.admin.failures.MOST_READ", 3)
+    assert "more failures" not in call("failures").stderr
+    monkeypatch.setattr("headgate.admin.failures.MOST_READ", 2)
+    assert "There may be more failures; this list covers the newest 2." in call("failures").stderr
+
+
 def test_no_failures_are_said_to_be_none(project: OneModule) -> None:
     result = call("failures", "--since", "15m")
     assert result.exit_code == 0

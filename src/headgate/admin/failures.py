@@ -83,8 +83,8 @@ FAILURE_COLUMNS = (
 class FailureReport:
     """The failures from `since` to `until`, the groups with most jobs first; a step of a trend takes `step` seconds.
 
-    There are `total` groups, of which 200 are listed. Of `read` jobs the errors were read; `is_cut`: there are more,
-    and these are the newest.
+    There are `total` groups, of which 200 are listed. Of `read` jobs the errors were read; `is_cut`: there may be
+    more, and these are the newest.
     """
 
     groups: Sequence[FailureGroup]

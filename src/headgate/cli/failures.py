@@ -34,7 +34,7 @@ def failures(target: str, span: float, is_all: bool, task: str | None, queue: st
     """
     found = ask(target, lambda admin: admin.failures(span=None if is_all else span, task=task, queue=queue))
     if found.is_cut:
-        click.echo(f"There are more failures; this list covers the newest {found.read:,}.", err=True)
+        click.echo(f"There may be more failures; this list covers the newest {found.read:,}.", err=True)
     if as_json:
         print_json(found)
         return

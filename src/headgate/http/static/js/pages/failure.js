@@ -49,7 +49,7 @@ export const failure = {
         h(
           "div",
           { class: "notices", key: "notices" },
-          notice("info", t("There are more failures: only the newest 10,000 were read.")),
+          notice("info", t("There may be more failures: only the newest 10,000 were read.")),
         ),
       trialNotice(context),
       h(

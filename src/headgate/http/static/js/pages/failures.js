@@ -57,7 +57,7 @@ export const failures = {
       h(
         "div",
         { class: "notices", key: "notices" },
-        notice("info", t("There are more failures: only the newest {read} were read.", { read: format.count(data.read) })),
+        notice("info", t("There may be more failures: only the newest {read} were read.", { read: format.count(data.read) })),
       ),
     panel(
       t("By root cause"),
