@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import importlib
 import json
 import os
@@ -122,6 +123,22 @@ def test_a_file_that_a_stopped_process_keeps_locked_is_one_problem(folder: Path)
     assert (code, found["blockers"][0]) == (1, "problem")
     assert f"held by process {holder.pid}" in found["blockers"][1]
     assert "write lock" not in found
+
+
+def test_a_disk_that_nobody_can_write_to_is_a_problem(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fault: on a file system that the kernel has aborted, what was cached could be read, and nothing was found."""
+    target = project(folder)
+    open_(target)
+
+    def sync(_file: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", sync)
+    code, found = examine(target)
+    assert (code, found["disk"]) == (
+        1,
+        ("problem", f"nothing can be written beside {folder}/jobs.db: Input/output error"),
+    )
 
 
 def test_work_without_a_worker_is_found_with_advice(folder: Path) -> None:

@@ -54,15 +54,7 @@ from headgate.limits.bucket_store import BucketStore
 from headgate.storage.live_rules import LiveRules
 from headgate.storage.prediction import predict
 from headgate.storage.procedures import listing
-from headgate.storage.records import (
-    BucketRecord,
-    Dependencies,
-    EditNode,
-    EndsRead,
-    JobCount,
-    JobGraph,
-    QueuePosition,
-)
+from headgate.storage.records import BucketRecord, Dependencies, EditNode, EndsRead, JobCount, JobGraph, QueuePosition
 from headgate.storage.store import Store
 from headgate.tasks.call import Call
 from headgate.tasks.definition import TaskDefinition
@@ -613,11 +605,7 @@ class Admin(Readings):
         return await change_many(self._storage, query, verb, change, **options)
 
     async def purge(
-        self,
-        query: JobQuery | Sequence[str] | None = None,
-        *,
-        older_than: Duration = 0,
-        **options: Unpack[BulkOptions],
+        self, query: JobQuery | Sequence[str] | None = None, *, older_than: Duration = 0, **options: Unpack[BulkOptions]
     ) -> BulkResult:
         """Delete the final jobs that a query matches and that finished longer than `older_than` seconds ago.
 

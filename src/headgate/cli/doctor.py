@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import os
 import re
 import shlex
 import sqlite3
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -76,10 +78,11 @@ async def _examine(app: Headgate, target: str, *, deep: bool) -> list[Finding]:
             return [*found, Finding("problem", "migrations", f"missing: {', '.join(missing)}", advice)]
         found.append(Finding("ok", "migrations", "up to date"))
         async with app.open(migrate=False):
-            write = None if file is None else await _write_finding(app)
+            write = None if file is None else await _write_finding(app, file)
             rest = [_with_target(each, target) for each in findings_of(await app.admin.checkup(deep=deep))]
-            if write is not None and all(each.check != "blockers" or each.level == "ok" for each in rest):
-                # Else the other finding names its holder, and what to do.
+            problems = {each.check for each in rest if each.level == "problem"}
+            if write is not None and problems.isdisjoint(("blockers", "disk space")):
+                # Else the other finding says who holds it, or that the disk is full, and what to do.
                 found.append(write)
             return [*found, *rest]
     except HeadgateError as error:
@@ -88,8 +91,14 @@ async def _examine(app: Headgate, target: str, *, deep: bool) -> list[Finding]:
         return [*found, Finding("problem", "store", str(error), advice if is_away else "the error says what to do")]
 
 
-async def _write_finding(app: Headgate) -> Finding:
+async def _write_finding(app: Headgate, file: Path) -> Finding:
     """Return whether a file can be written to; one that is locked for a moment is tried again, for 5 s."""
+    advice = "as the error says; until then no job is stored, started or ended"
+    try:
+        # The transaction below changes nothing, so a disk that the kernel lets nobody write to any more allows it.
+        _probe(file.resolve().parent)  # noqa: ASYNC240 (nothing else runs on this loop)
+    except OSError as error:
+        return Finding("problem", "disk", f"nothing can be written beside {file}: {error.strerror or error}", advice)
     app._storage.is_hurried = True
     seen = ""
     for _ in range(5):
@@ -98,7 +107,14 @@ async def _write_finding(app: Headgate) -> Finding:
                 return Finding("ok", "write lock", "free")
         except StorageUnavailable as error:
             seen = str(error)
-    return Finding("problem", "write lock", seen, "as the error says; until then no job is stored, started or ended")
+    return Finding("problem", "write lock", seen, advice)
+
+
+def _probe(folder: Path) -> None:
+    """Write a file to the disk and delete it. Raises OSError."""
+    with tempfile.TemporaryFile(dir=folder, buffering=0) as probe:
+        probe.write(bytes(4096))
+        os.fsync(probe.fileno())
 
 
 def _with_target(finding: Finding, target: str) -> Finding:
