@@ -52,9 +52,9 @@ class Sentence:
             case "store_silent":
                 return f"The store has not answered since {_clock(self.at)}."
             case "no_worker":
-                if not count:
-                    return "No worker is running."
-                return f"No worker is running. {jobs} {_are(count)} {'ready' if self.name == 'ready' else 'waiting'}."
+                none = "No worker responds." if self.more else "No worker is running."
+                what = "ready" if self.name == "ready" else "waiting"
+                return f"{none} {jobs} {_are(count)} {what}." if count else none
             case "alerts":
                 return f"{counted(count, 'alert')} {_are(count)} firing: {self.name}."
             case "blocked":

@@ -40,7 +40,8 @@ def _troubles(seen: Overview) -> Iterator[Sentence]:
         # With no worker, all others wait for one as well, such as jobs of tasks that no worker declares.
         startable = (totals.ready or 0) + (totals.undeclared or 0)
         name = "ready" if startable else "waiting"
-        yield Sentence("no_worker", "bad", count=startable or totals.waiting, name=name)
+        # One that is silent may run, and cannot write, as on a full disk.
+        yield Sentence("no_worker", "bad", count=startable or totals.waiting, name=name, more=nodes.silent)
     firing = [each.alert for each in seen.alerts if each.state == "firing"]
     if firing:
         yield Sentence("alerts", "bad", count=len(firing), name=", ".join(dict.fromkeys(firing)))

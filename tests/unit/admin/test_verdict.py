@@ -81,9 +81,10 @@ def seen(**values: Any) -> Overview:
             seen(nodes=NodeCounts(), totals=JobTotals(waiting=1304, ready=1204, scheduled=100)),
             ["No worker is running. 1,204 jobs are ready."],
         ),
+        # The fault: "No worker is running", of workers that could not write to a full disk.
         (
             seen(nodes=NodeCounts(silent=2), totals=JobTotals(waiting=1, scheduled=1)),
-            ["No worker is running. 1 job is waiting."],
+            ["No worker responds. 1 job is waiting."],
         ),
         # Without a worker, tasks that no worker declares are no trouble of their own, nor is a lag.
         (

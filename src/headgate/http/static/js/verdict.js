@@ -62,11 +62,11 @@ function sentence(said) {
   switch (kind) {
     case "store_silent":
       return t("The store has not answered since {time}.", { time: format.clock(at) });
-    case "no_worker":
-      if (!count) return t("No worker is running.");
-      return name === "ready"
-        ? `${t("No worker is running.")} ${format.plural(count, "job is ready.", "jobs are ready.")}`
-        : `${t("No worker is running.")} ${format.plural(count, "job waits.", "jobs wait.")}`;
+    case "no_worker": {
+      const none = more ? t("No worker responds.") : t("No worker is running.");
+      if (!count) return none;
+      return `${none} ${name === "ready" ? format.plural(count, "job is ready.", "jobs are ready.") : format.plural(count, "job waits.", "jobs wait.")}`;
+    }
     case "alerts":
       return `${format.plural(count, "alert is firing:", "alerts are firing:")} ${name}`;
     case "blocked":
