@@ -159,11 +159,7 @@ class HistoryAdmin:
         self._rules = rules
 
     async def jobs(
-        self,
-        queue: str | None = None,
-        task: str | None = None,
-        step: Duration = 60,
-        span: Duration = 3600,
+        self, queue: str | None = None, task: str | None = None, step: Duration = 60, span: Duration = 3600
     ) -> Sequence[JobsPoint]:
         """Return what jobs did in the last `span` (seconds), for a queue, a task, or all; oldest first.
 
@@ -173,11 +169,7 @@ class HistoryAdmin:
         return (await self.report(queue, task, step, span)).points
 
     async def report(
-        self,
-        queue: str | None = None,
-        task: str | None = None,
-        step: Duration = 60,
-        span: Duration = 3600,
+        self, queue: str | None = None, task: str | None = None, step: Duration = 60, span: Duration = 3600
     ) -> JobsHistory:
         """As `jobs`, with the sum of all steps, whose percentiles are of all their jobs, and the last 100 deploys.
 

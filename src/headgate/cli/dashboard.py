@@ -162,12 +162,7 @@ async def _serve(site: Dashboard, listening: socket.socket, app: ASGIApp) -> Non
     with needing("the dashboard needs", "uvicorn", "h11", install="'headgate[dashboard]'"):
         from headgate.observe.bounded_server import BoundedServer
 
-    server = BoundedServer(
-        app,
-        MOST_CONNECTIONS,
-        log_level="warning",
-        timeout_graceful_shutdown=FAREWELL,
-    )
+    server = BoundedServer(app, MOST_CONNECTIONS, log_level="warning", timeout_graceful_shutdown=FAREWELL)
 
     def stop() -> None:
         # Streams last as long as a client reads them, and shutdown would wait for them.

@@ -12,12 +12,7 @@ from headgate.cli.times import seconds_within
 
 @click.command()
 @click.option(
-    "--seconds",
-    type=seconds_within(8, 3600),
-    default="40s",
-    show_default=True,
-    metavar="TIME",
-    help="The duration.",
+    "--seconds", type=seconds_within(8, 3600), default="40s", show_default=True, metavar="TIME", help="The duration."
 )
 @click.option("--plain", is_flag=True, help="Print lines instead of a live table.")
 @click.option("--json", "as_json", is_flag=True, help="Print the verdict as JSON; the progress goes to stderr.")

@@ -29,12 +29,7 @@ REDRAW = 1.0
 @click.command()
 @takes_app
 @click.option(
-    "--interval",
-    type=seconds_within(0.2),
-    default="2s",
-    show_default=True,
-    metavar="TIME",
-    help="Snapshot interval.",
+    "--interval", type=seconds_within(0.2), default="2s", show_default=True, metavar="TIME", help="Snapshot interval."
 )
 @click.option("--count", type=click.IntRange(1), help="End after this many snapshots.")
 @click.option("--json", "as_json", is_flag=True, help="Print each snapshot as one line of JSON.")

@@ -197,12 +197,7 @@ def require_waiting(job_id: str, state: JobState) -> None:
 
 
 def decide(
-    job: ClaimedJob,
-    outcome: Outcome,
-    retry: RetryPolicy,
-    now: int,
-    random: Random,
-    raised: BaseException | None = None,
+    job: ClaimedJob, outcome: Outcome, retry: RetryPolicy, now: int, random: Random, raised: BaseException | None = None
 ) -> Ending:
     """Return the ending of `job` for the outcome of its running attempt, at wall time `now`.
 

@@ -17,14 +17,7 @@ from headgate.jobs.job import BucketRef
 from headgate.jobs.terms import CLAIM_TIME, CallTerms, LimitTerms, PermitTerms
 from headgate.limits.argument_fields import ArgumentFields
 from headgate.limits.described_callable import described_callable
-from headgate.limits.key import (
-    SHARED,
-    UNTYPED,
-    bucket_key,
-    compile_key,
-    is_constant,
-    reads_arguments,
-)
+from headgate.limits.key import SHARED, UNTYPED, bucket_key, compile_key, is_constant, reads_arguments
 from headgate.limits.limit import Limit, WaitTerms, require_list, suggested_limits, wait_terms
 from headgate.tasks.chunk import Chunk
 from headgate.tasks.payload import PayloadType, ResultUnknown
