@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import sqlite3
 import subprocess
@@ -10,7 +11,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from concurrent.futures import _base as futures
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -317,9 +317,10 @@ def test_a_signal_handler_at_any_point_of_a_call_calls_too(app: Headgate) -> Non
 
 @pytest.mark.parametrize("by", ["call", "block"])
 def test_a_signal_handler_at_any_point_of_the_opening_enqueues_or_is_refused(tmp_path: Path, by: str) -> None:
-    """The fault: while its thread opened the app, both waited for ever; also inside a wait for a future."""
-    app, files = make_app(tmp_path), {portal.__file__, futures.__file__}
+    """The fault: while its thread opened the app, or waited for the end of that, both waited for ever."""
+    app = make_app(tmp_path)
     note, point, is_interrupted, stored = app.tasks["note"], 0, True, list[int]()
+    files = {portal.__file__, concurrent.futures._base.__file__}
 
     def enqueue() -> None:
         nonlocal is_interrupted

@@ -284,12 +284,24 @@ def test_of_two_threads_that_come_first_after_a_fork_one_opens_the_app(monkeypat
     portal.close()
 
 
-@pytest.mark.parametrize("ending", ["", "raise SystemExit(0)", "limiter = app.sync.admin.count()"])
+@pytest.mark.parametrize(
+    "ending",
+    [
+        "",
+        "raise SystemExit(0)",
+        "limiter = app.sync.admin.count()",
+        "threading.Thread(target=app.sync.run, args=[asyncio.sleep(60)], daemon=True).start(); time.sleep(0.2)",
+    ],
+)
 def test_a_script_that_closes_nothing_ends_without_a_word(tmp_path: Path, ending: str) -> None:
-    """It once ended with nine lines of tasks that were destroyed."""
+    """The fault: it ended with nine lines of tasks that were destroyed, or with the traceback of a daemon thread."""
     script = tmp_path / "script.py"
     script.write_text(
         f"""
+import asyncio
+import threading
+import time
+
 from headgate import Headgate
 
 app = Headgate("sqlite:///{tmp_path}/jobs.db")

@@ -209,12 +209,19 @@ def test_a_thread_that_can_make_no_event_loop_ends_the_call(tmp_path: Path, monk
 
 
 @pytest.mark.timeout(60)
-def test_a_call_ends_that_its_loop_did_not_begin_before_it_was_closed() -> None:
+@pytest.mark.parametrize("does", ["calls", "enters"])
+def test_a_call_or_a_block_ends_that_its_loop_did_not_begin_before_it_was_closed(does: str) -> None:
     """The fault: it waited for ever, as a call of a thread at the moment at which the program closes the app."""
+
+    def call() -> None:
+        if does == "calls":
+            portal.run(asyncio.sleep(0))
+        else:
+            portal.enter(contextlib.nullcontext())
 
     class Loop(asyncio.SelectorEventLoop):
         def close(self) -> None:
-            calls.append(threads.submit(portal.run, asyncio.sleep(0)))
+            calls.append(threads.submit(call))
             until_now(lambda: len(self._ready) > 0)  # type: ignore[attr-defined]
             super().close()
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import math
 import os
 import queue
 import socket
 import sys
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
 from functools import partial, update_wrapper
 from types import TracebackType
@@ -56,20 +57,24 @@ class WaitingThread(Executor):
         self._calls.put(call)
         return future
 
-    def serve(self, awaited: Future[T], loop: asyncio.AbstractEventLoop | None = None) -> T:
+    def serve(
+        self, awaited: Future[T], loop: asyncio.AbstractEventLoop | None = None, timeout: float | None = None
+    ) -> T:
         """Run what is submitted in this thread until the future is done, and return its result.
 
-        Raises NotOpen if `loop`, which is to do it, is closed before it begins.
+        Raises NotOpen if `loop`, which is to do it, is closed before that, and after so many seconds.
         """
         add = partial(awaited.add_done_callback, lambda _: self._calls.put(None))
         # This thread takes no lock of a future that is not done: a signal handler in the middle of that, which calls
         # too, would wait for the loop, and the loop for the lock.
         with contextlib.suppress(RuntimeError):  # It is closed.
             _ = add() if loop is None else loop.call_soon_threadsafe(add)
-        while loop is None or not loop.is_closed():
+        left = timeout or math.inf
+        while left > 0 and not (loop and loop.is_closed()):
             try:
                 call = self._calls.get(timeout=1)
             except queue.Empty:
+                left -= 1
                 continue
             if call is None:
                 break
@@ -141,18 +146,19 @@ class Portal:
         to `caller` runs in this thread.
         """
         self.require_other_loop(coroutine)
+        loop = running = None
         try:
             loop = self._loop_of_app() or self._opened_loop()
-        except BaseException:
-            coroutine.close()
-            raise
-        running = _begin(Guarded(coroutine, Exited), loop)
-        try:
+            running = _begin(Guarded(coroutine, Exited), loop)
             return (caller or WaitingThread()).serve(running, loop)
         except BaseException:
-            running.cancel()
-            if loop.is_closed():
+            if running is not None:
+                running.cancel()
+            if loop is None or loop.is_closed():
                 coroutine.close()
+            if self._patience is not None and threading.current_thread().daemon:
+                # The program ends, and Python is about to stop this thread: its error would only be printed.
+                threading.Event().wait(CLOSE_AT_EXIT_TIMEOUT)
             raise
 
     def require_other_loop(self, coroutine: Coroutine[Any, Any, Any]) -> None:
@@ -349,37 +355,33 @@ def _begin(coroutine: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -
 def _enter(
     loop: asyncio.AbstractEventLoop, context: AbstractAsyncContextManager[Any]
 ) -> Callable[[float | None], None]:
-    """Enter a context on a loop of another thread, in a task that waits until the returned function leaves it.
-
-    That function raises TimeoutError after the given number of seconds.
-    """
-    entered: list[asyncio.Event] = []
-    tried: Future[None] = Future()
+    """Enter a context on a loop of another thread, in a task that waits until the returned function leaves it."""
+    entered, leaving = Future[None](), asyncio.Event()
 
     async def stay() -> None:
-        try:
-            async with context:
-                entered.append(leaving := asyncio.Event())
-                tried.set_result(None)
-                await leaving.wait()
-        finally:
-            if not entered:
-                tried.set_result(None)
+        async with context:
+            entered.set_result(None)
+            await leaving.wait()
 
-    staying = _begin(Guarded(stay(), Exited), loop)
-    try:
-        WaitingThread().serve(tried, loop)
-        if not entered:
-            WaitingThread().serve(staying, loop)
-    except BaseException:
-        staying.cancel()
-        raise
+    coroutine = Guarded(stay(), Exited)
+    staying = _begin(coroutine, loop)
 
     def leave(timeout: float | None) -> None:
-        if not staying.done():
-            loop.call_soon_threadsafe(entered[0].set)
-        guarded_result(staying, timeout)
+        with contextlib.suppress(RuntimeError):  # It is closed.
+            loop.call_soon_threadsafe(leaving.set)
+        WaitingThread().serve(staying, loop, timeout)
 
+    try:
+        loop.call_soon_threadsafe(staying.add_done_callback, lambda _: entered.cancel())
+        with contextlib.suppress(CancelledError):
+            WaitingThread().serve(entered, loop)
+    except BaseException:
+        staying.cancel()
+        if loop.is_closed():
+            coroutine.close()
+        raise
+    if entered.cancelled():
+        leave(None)
     return leave
 
 

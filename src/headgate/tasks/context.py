@@ -496,9 +496,9 @@ class Exited(Exception):
     """A guarded coroutine raised SystemExit or KeyboardInterrupt, the argument of this."""
 
 
-def guarded_result(done: Future[T], timeout: float | None = None) -> T:
-    """Wait for a coroutine that is guarded by Exited in another thread, and raise in this one what it raised."""
+def guarded_result(done: Future[T]) -> T:
+    """Return what a coroutine has returned that is guarded by Exited in another thread, or raise what it has raised."""
     try:
-        return done.result(timeout)
+        return done.result()
     except Exited as exited:
         raise exited.args[0] from None
