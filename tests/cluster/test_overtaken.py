@@ -779,6 +779,37 @@ async def test_a_job_in_a_lane_that_begins_with_jobs_of_other_workers_is_found_a
     assert await stores.left.take_ids(1) == [job]
 
 
+async def test_evictions_at_once_keep_one_of_the_last_lanes_of_a_fair_queue(
+    stores: TwoStores, postgres_url: str
+) -> None:
+    """The fault: if the one that the first kept was written anew meanwhile, the second deleted it and kept another."""
+    stores.set_rules(**turns())
+    for key in range(40):
+        await stores.left.add(buckets=[(ORDER, f"k{key}")])
+    await stores.left.succeed(*await stores.left.take(100))
+    other = await asyncpg.connect(postgres_url, server_settings={"search_path": stores.schema})
+    await other.execute("UPDATE lane SET virtual_time = 10080, version = version + 1 WHERE gated")
+    last = "SELECT id FROM lane WHERE gated ORDER BY ctid DESC LIMIT 2"
+    await other.execute(f"DELETE FROM lane WHERE gated AND id NOT IN ({last})")
+    await other.execute("DELETE FROM known_lane WHERE id NOT IN (SELECT id FROM lane)")
+    # What is written anew comes before them in the table.
+    await other.execute("VACUUM lane")
+    async with stores.holding("SELECT FROM known_lane FOR UPDATE"), asyncio.timeout(patient(30)):
+        first = asyncio.create_task(stores.left.storage.evict())
+        while not await stores.is_waited_for():
+            await asyncio.wait([first], timeout=0.005)
+        await other.execute(
+            "UPDATE lane SET version = version + 1 "
+            "WHERE id IN (SELECT id FROM lane WHERE gated ORDER BY id FOR UPDATE SKIP LOCKED)"
+        )
+        second = asyncio.create_task(stores.right.storage.evict())
+        while not second.done() and await waiting_statements(stores.connection, stores.schema) < 2:
+            await asyncio.wait([second], timeout=0.005)
+    assert await first + await second == 1
+    assert await other.fetchval("SELECT count(*) FROM lane WHERE gated") == 1
+    await other.close()
+
+
 async def test_claims_on_a_slow_server_go_on_while_all_their_queues_are_paused(
     stores: TwoStores, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,6 +43,7 @@ class PostgresDialect:
         "position": "strpos",
         "no index": "",
         "no join": "OFFSET 0",
+        "then by id": ", id",
     }
 
     def __init__(self, schema: str) -> None:

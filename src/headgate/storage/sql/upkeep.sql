@@ -184,15 +184,14 @@ gated AND since IS NULL AND wakes_at IS NULL AND waiting = 0
 gated AND waiting = 0 AND id NOT IN (SELECT lane FROM job INDEXED BY job_running WHERE state = 'running')
 
 -- part: is_not_last(table, turns)
--- Whether it is not the one with the highest virtual time of a queue: what joins the empty line goes on from there.
+-- Whether it is not the one with the highest virtual time of a queue (of several, the same for all), where the line goes on.
 id NOT IN (
     WITH RECURSIVE fair (queue) AS (
-        SELECT min(queue) FROM headgate.$table WHERE $turns
-        UNION ALL
+        SELECT min(queue) FROM headgate.$table WHERE $turns UNION ALL
         SELECT (SELECT min(next.queue) FROM headgate.$table AS next WHERE next.queue > fair.queue AND $turns)
         FROM fair WHERE queue IS NOT NULL
     )
-    SELECT (SELECT id FROM headgate.$table AS last WHERE last.queue = fair.queue AND $turns ORDER BY virtual_time DESC LIMIT 1)
+    SELECT (SELECT id FROM headgate.$table AS last WHERE last.queue = fair.queue AND $turns ORDER BY virtual_time DESC{then by id} LIMIT 1)
     FROM fair WHERE queue IS NOT NULL
 )
 
@@ -228,8 +227,7 @@ WHERE (id, version) IN (
     SELECT id, version FROM headgate.turn_group
     WHERE (id, version) IN (
         SELECT id, version FROM headgate.turn_group AS seen
-        WHERE NOT EXISTS (SELECT 1 FROM headgate.lane WHERE lane.group_id = seen.id)
-            AND @is_not_last(turn_group, true)
+        WHERE NOT EXISTS (SELECT 1 FROM headgate.lane WHERE lane.group_id = seen.id) AND @is_not_last(turn_group, true)
         LIMIT :count
     )
     {for update skip locked}

@@ -36,6 +36,7 @@ class SqliteDialect:
         "position": "instr",
         "no index": "+",
         "no join": "",
+        "then by id": "",  # it would read all equals, and there is one writer
     }
 
     def rows(self, parameter: str, columns: Sequence[ParameterColumn]) -> str:
