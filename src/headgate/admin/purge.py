@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -12,11 +11,9 @@ from headgate.arguments import parse_count
 from headgate.clock import to_datetime
 from headgate.errors import DeclarationError
 from headgate.jobs.audit import AuditRecord
-from headgate.jobs.job import JobRecord
 from headgate.jobs.query import JobQuery
 from headgate.jobs.state import JobState
 from headgate.plural import counted
-from headgate.storage.records import Deletion
 from headgate.storage.store import Store
 
 FINAL = (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED, JobState.SKIPPED)
@@ -24,8 +21,6 @@ FINAL = (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED, JobState.SKIPP
 ALL_QUEUES = "*"
 NEEDED = "an unfinished job follows it"
 """Why a job is kept: that job, or one that follows its batch, may read its result."""
-
-Delete = Callable[..., Awaitable[Deletion]]
 
 
 async def purge(
@@ -55,48 +50,37 @@ async def purge(
                 found += sum(record.finished_at is not None and record.finished_at < before for record in page)
         return BulkResult(min(found, most), min(found, most), is_dry_run=True, is_cut=found > most)
     queue, selected = query.queue if isinstance(query, JobQuery) else None, _described(query, before)
-    work = _Purge(most, on_progress)
+    deleted = kept = 0
+    entry: int | None = None
 
-    def audit(deleted: int) -> AuditRecord:
+    def audit(more: int) -> AuditRecord:
         # In each commit, as a purge that is killed has deleted what it has committed; one entry, so that it hides none.
-        detail = f"{counted(work.deleted + deleted, 'job')}, {selected}"
-        return AuditRecord(actor, "purge", "queue", queue or ALL_QUEUES, detail)
+        return AuditRecord(
+            actor, "purge", "queue", queue or ALL_QUEUES, f"{counted(deleted + more, 'job')}, {selected}"
+        )
 
-    is_cut = not await work.delete(pages, partial(storage.delete, finished_before=before, audit=audit))
-    return BulkResult(work.deleted + work.kept, work.deleted, {NEEDED: work.kept} if work.kept else {}, is_cut=is_cut)
+    def result(*, is_cut: bool = False) -> BulkResult:
+        return BulkResult(deleted + kept, deleted, {NEEDED: kept} if kept else {}, is_cut=is_cut)
 
-
-class _Purge:
-    """Counts the deleted jobs, and stops at the maximum."""
-
-    def __init__(self, most: int, on_progress: Callable[[BulkResult], None] | None) -> None:
-        self.deleted = 0
-        self.kept = 0
-        self._most = most
-        self._on_progress = on_progress
-
-    async def delete(self, pages: AsyncIterator[Sequence[JobRecord]], delete: Delete) -> bool:
-        """Delete those of these jobs that are final; False if there are more than may be deleted."""
-        entry: int | None = None
-        async for page in pages:
-            needed: frozenset[str] = frozenset()
-            left = [record.id for record in page]
-            # Jobs that are needed, or that another transaction has locked, are left; the search goes on after them.
-            while left:
-                ids = left[: self._most - self.deleted]
-                if not ids:
-                    return False
-                deletion = await delete(ids, entry=entry)
-                entry = deletion.entry
-                self.deleted += len(deletion.deleted)
-                needed |= deletion.needed
-                if self._on_progress is not None and deletion.deleted:
-                    self._on_progress(BulkResult(self.deleted, self.deleted))
-                # Fewer are deleted at once if they have logged much.
-                handled = deletion.deleted | deletion.needed if deletion.deleted else frozenset(ids)
-                left = [id for id in left if id not in handled]
-            self.kept += len(needed)
-        return True
+    async for page in pages:
+        needed: frozenset[str] = frozenset()
+        left = [record.id for record in page]
+        # Jobs that are needed, or that another transaction has locked, are left; the search goes on after them.
+        while left:
+            ids = left[: most - deleted]
+            if not ids:
+                return result(is_cut=True)
+            deletion = await storage.delete(ids, finished_before=before, audit=audit, entry=entry)
+            entry = deletion.entry
+            deleted += len(deletion.deleted)
+            needed |= deletion.needed
+            if on_progress is not None and deletion.deleted:
+                on_progress(BulkResult(deleted, deleted))
+            # Fewer are deleted at once if they have logged much.
+            handled = deletion.deleted | deletion.needed if deletion.deleted else frozenset(ids)
+            left = [id for id in left if id not in handled]
+        kept += len(needed)
+    return result()
 
 
 def _final_queries(query: JobQuery, before: int) -> Sequence[JobQuery]:
