@@ -263,28 +263,19 @@ class _Bulk:
             if self._is_dry_run:
                 self._changed += len(now)
                 continue
-            for id, reason in zip(now, await change_at_once(self._change, now), strict=True):
-                if reason == LEADER_FIRST:
+            # All are done before an error is raised: nothing goes on unobserved.
+            ended = await asyncio.gather(*(_changed(self._change, id) for id in now), return_exceptions=True)
+            for id, refusal in zip(now, ended, strict=True):
+                if isinstance(refusal, BaseException):
+                    raise refusal
+                if refusal == LEADER_FIRST:
                     # A database with several connections may have retried it before its leader.
-                    reason = await _changed(self._change, id)
-                if reason is None:
+                    refusal = await _changed(self._change, id)
+                if refusal is None:
                     self._changed += 1
                 else:
-                    self._refused[reason] += 1
+                    self._refused[refusal] += 1
         return True
-
-
-async def change_at_once(change: Callable[[str], Awaitable[object]], ids: Sequence[str]) -> list[str | None]:
-    """Change a few jobs at once. Returns for each why it was not changed; None if it was.
-
-    Raises another error only after all of them are done: nothing goes on unobserved.
-    """
-    reasons: list[str | None] = []
-    for ended in await asyncio.gather(*(_changed(change, id) for id in ids), return_exceptions=True):
-        if isinstance(ended, BaseException):
-            raise ended
-        reasons.append(ended)
-    return reasons
 
 
 async def _changed(change: Callable[[str], Awaitable[object]], job_id: str) -> str | None:
