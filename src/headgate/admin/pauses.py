@@ -60,19 +60,15 @@ async def pause_of_limit(store: Store, setting: LimitSetting) -> Pause:
         )
     verb = "resume" if setting.is_paused else "unset"
     changes = await store.audit_log(AuditFilter(kind="limit", subject=setting.limit, count=MOST_CHANGES))
-    entry = last_of(changes, setting, "pause" if setting.is_paused else "set")
-    return Pause(
-        f"limit {setting.limit!r} is paused for {whose(setting)}",
-        command_to_end(setting, verb),
-        None if entry is None else entry.actor,
-        None if entry is None else to_datetime(entry.at),
-    )
+    by, since = last_of(changes, setting, "pause" if setting.is_paused else "set")
+    return Pause(f"limit {setting.limit!r} is paused for {whose(setting)}", command_to_end(setting, verb), by, since)
 
 
-def last_of(entries: Sequence[AuditEntry], setting: LimitSetting, action: str) -> AuditEntry | None:
-    """Return the last entry of this action on this setting, of the entries of its limit, the newest first."""
+def last_of(entries: Sequence[AuditEntry], setting: LimitSetting, action: str) -> tuple[str | None, datetime | None]:
+    """Return by whom and when this action was last taken on this setting; `entries` of its limit, the newest first."""
     detail = scope_text(setting)
-    return next((each for each in entries if each.action.split()[0] == action and each.detail == detail), None)
+    found = (each for each in entries if each.action.split()[0] == action and each.detail == detail)
+    return next(((each.actor, to_datetime(each.at)) for each in found), (None, None))
 
 
 async def pauses_with_jobs(store: Store, waiting: Sequence[WaitingCount]) -> Sequence[Pause]:

@@ -9,7 +9,6 @@ from datetime import datetime
 from msgspec.structs import astuple
 
 from headgate.admin.pauses import MOST_CHANGES, last_of, provenance, whose
-from headgate.clock import to_datetime
 from headgate.errors import DeclarationError
 from headgate.jobs.audit import AuditEntry, AuditFilter
 from headgate.limits.kinds import load_rule
@@ -66,15 +65,9 @@ class SetRules:
         if setting.limit not in self._changes:
             changes = AuditFilter(kind="limit", subject=setting.limit, count=MOST_CHANGES)
             self._changes[setting.limit] = await self._store.audit_log(changes)
-        entry = last_of(self._changes[setting.limit], setting, "set")
+        by, at = last_of(self._changes[setting.limit], setting, "set")
         try:
             rule = load_rule(setting.rule).describe()
         except DeclarationError:
             rule = "a rule that this release cannot read"
-        return SetRule(
-            rule,
-            whose(setting),
-            None if declared is None else declared.describe(),
-            None if entry is None else entry.actor,
-            None if entry is None else to_datetime(entry.at),
-        )
+        return SetRule(rule, whose(setting), None if declared is None else declared.describe(), by, at)
