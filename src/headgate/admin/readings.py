@@ -36,7 +36,7 @@ from headgate.engine.backlog_migrator import LIVE_FOR
 from headgate.jobs.query import JobQuery
 from headgate.jobs.state import JobState
 from headgate.limits.bucket_store import BucketStore
-from headgate.storage.background_counts import PATIENCE, BackgroundCounts
+from headgate.storage.background_counts import PATIENCE, BackgroundCounts, CountReading
 from headgate.storage.records import BacklogCounts, Blocker, QueueCounts, ViewCount, WaitingCount
 from headgate.storage.store import Store
 from headgate.tasks.registry import Registry
@@ -235,31 +235,24 @@ class Readings:
         nodes = node_counts(await self.nodes())
         blockers = await self.blockers()
         overdue = await self.schedules.overdue()
-        counted_at: datetime | None = self.now()
-        tasks_at: datetime | None = counted_at
-        finals_at: datetime | None = counted_at
-        failed: int | None
-        if counts is None:
-            unfinished = await self._count_unfinished(finals=True)
-            queues, failed = unfinished.queues, unfinished.failed_last_hour
-            limits, throttled = unfinished.limits, unfinished.throttled
-            waiting = await self.waiting()
-        else:
+        if counts is not None:
             paused = await self.queues.paused()
             counted, finals, tasks = await asyncio.gather(
                 counts.unfinished.read(), counts.finals.read(), counts.tasks.read()
             )
             queues = with_finals(with_pauses(() if counted is None else counted.found.queues, paused), finals)
-            failed = None if counted is None else counted.found.failed_last_hour
-            limits, throttled = ((), ()) if counted is None else (counted.found.limits, counted.found.throttled)
-            counted_at = None if counted is None else counted.at
             finals_at = None if finals is None else finals.at
-            tasks_at = None if tasks is None else tasks.at
-            waiting = () if tasks is None else tasks.found
+        else:
+            now = self.now()
+            counted = CountReading(now, await self._count_unfinished(finals=True))
+            tasks = CountReading(now, await self.waiting())
+            queues, finals_at = [*counted.found.queues], now
+        failed = None if counted is None else counted.found.failed_last_hour
+        waiting = () if tasks is None else tasks.found
         queues = with_undeclared(queues, waiting, self.tasks, await self.declared_by_nodes())
         alerts = await self.alerts()
         lately = await self.history.jobs(step=10, span=300)
-        totals = totals_of(queues, is_counted=counted_at is not None, has_finals=finals_at is not None)
+        totals = totals_of(queues, is_counted=counted is not None, has_finals=finals_at is not None)
         # A page that begins to load after this instant has all that is in here, and does not load again for it.
         now = self.now()
         seen = Overview(
@@ -268,19 +261,19 @@ class Readings:
             totals=totals,
             queues=queues,
             nodes=nodes if totals.running is None else nodes.with_running(totals.running),
-            throttled=throttled,
+            throttled=() if counted is None else counted.found.throttled,
             unknown_tasks=unknown_tasks_in(waiting, self.tasks),
             overdue_schedules=overdue,
             blockers=[blocker_status(blocker, now) for blocker in blockers],
             failed_last_hour=None if failed is None else min(failed, MOST_FAILED),
             finals_at=finals_at,
-            counted_at=counted_at,
-            tasks_at=tasks_at,
+            counted_at=None if counted is None else counted.at,
+            tasks_at=None if tasks is None else tasks.at,
             retried_lately=sum(each.retried for each in lately),
             succeeded_lately=sum(each.succeeded for each in lately),
             alerts=alerts,
             is_failed_cut=failed is not None and failed > MOST_FAILED,
-            limits=limits,
+            limits=() if counted is None else counted.found.limits,
         )
         return replace(seen, verdict=verdict(seen))
 
