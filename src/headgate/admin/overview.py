@@ -264,6 +264,5 @@ def unknown_tasks_in(waiting: Sequence[WaitingCount], declared: frozenset[str]) 
 
 
 def blocker_status(blocker: Blocker, now: datetime) -> BlockerStatus:
-    since = to_datetime(blocker.since)
-    age = max(0.0, (now - since).total_seconds())
-    return BlockerStatus(blocker.kind, blocker.pid, since, round(age, 3), blocker.what, blocker.statement)
+    age = max(0.0, (now - to_datetime(blocker.since)).total_seconds())
+    return view_of(BlockerStatus, blocker, age=round(age, 3))

@@ -23,6 +23,7 @@ from headgate.storage.records import QueueCounts, QueueRecord
 from headgate.storage.store import Store
 from headgate.suggestion import did_you_mean
 from headgate.tasks.queue import Queue, WhenFull
+from headgate.views import view_of
 
 SHOWN_KEYS = 20
 """How many keys of a fair queue are shown."""
@@ -208,15 +209,12 @@ def describe_queue(queue: Queue) -> DeclaredQueue:
     levels = queue.fair_by if isinstance(queue.fair_by, tuple) else (queue.fair_by,)
     weights = queue.weights or {}
     waits = queue.waits
-    return DeclaredQueue(
+    return view_of(
+        DeclaredQueue,
+        queue,
         queue=queue.name,
-        concurrency=queue.concurrency,
-        global_concurrency=queue.global_concurrency,
-        max_backlog=queue.max_backlog,
-        when_full=queue.when_full,
         fair_by=[shown_template(level) for level in levels if level is not None],
         weights=dict(weights) if len(levels) == 1 else {stored_level(key): weight for key, weight in weights.items()},
-        weight=queue.weight,
         aging=None if queue.aging is None else queue.aging / SECOND,
         on_limit=None if waits is None else waits.on_limit,
         max_wait=None if waits is None or waits.max_wait is None else waits.max_wait / SECOND,
