@@ -22,7 +22,7 @@ BUDGETS = {
     "client": 3_000,
     "contrib": 3_250,
     "engine": 10_100,
-    "http": 20_800,
+    "http": 20_750,
     "jobs": 4_300,
     "limits": 9_310,
     "observe": 2_020,

@@ -6,12 +6,13 @@ import base64
 import hashlib
 import hmac
 import os
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from ipaddress import ip_address
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 from typing import cast
+from urllib.parse import urlsplit
 
 from starlette.requests import Request
 
@@ -20,7 +21,6 @@ from headgate.errors import DeclarationError
 from headgate.http.auth import Auth, CallbackAuth, Role, SessionAuth, SignInFields, SignInForm, User, WrongCredential
 from headgate.http.failures import SignInFailures
 from headgate.http.http_error import HttpError
-from headgate.http.origin import canonical, is_same_site, peer_of
 from headgate.http.sessions import BrowserSession, Sessions, shown_cookies
 
 TOKEN = "x-headgate-token"
@@ -223,3 +223,59 @@ def _basic_name(shown: str | None) -> str:
         return base64.b64decode(value.strip(), validate=True).decode().partition(":")[0]
     except ValueError:
         return ""
+
+
+# -------------------------------------------------------------------------------------------- where a request is from
+
+
+def is_same_site(headers: Mapping[str, str], host: str) -> bool:
+    """Whether a request may change something: a browser sends it from a page of this very origin.
+
+    Browsers send Sec-Fetch-Site; older ones, and those without HTTPS, send Origin. A client that sends neither is not a
+    browser, and sends no credentials of a user by itself. Some proxies add the port of the scheme to the host.
+    """
+    site = headers.get("sec-fetch-site")
+    if site is not None:
+        return site == "same-origin"
+    origin = headers.get("origin")
+    if origin is None:
+        return True
+    try:
+        parts = urlsplit(origin)
+    except ValueError:
+        return False
+    port = {"http": ":80", "https": ":443"}.get(parts.scheme)
+    return port is not None and bool(parts.netloc) and parts.netloc.lower() == host.lower().removesuffix(port)
+
+
+def peer_of(peer: str | None, forwarded_for: str | None, trusted: frozenset[str]) -> str:
+    """Return the address by which failures are counted: that of the client, if trusted proxies pass it on.
+
+    It is the last address that is not of a trusted proxy, because clients can write any address before it. For IPv6 it
+    is the network of 64 bits, which belongs to one client.
+    """
+    found = peer or ""
+    for hop in reversed((forwarded_for or "").split(",")):
+        if canonical(found) not in trusted:
+            break
+        found = hop.strip() or found
+    # Some proxies add the port, which differs each time.
+    parsed = _address(found) or _address(found.rpartition(":")[0])
+    if isinstance(parsed, IPv6Address) and parsed.ipv4_mapped is None:
+        return str(IPv6Network((parsed, 64), strict=False))
+    return found if parsed is None else str(parsed)
+
+
+def canonical(address: str) -> str:
+    """Return the canonical form of an address, such as 10.0.0.1 for ::ffff:10.0.0.1; other text stays as it is."""
+    parsed = _address(address)
+    return address if parsed is None else str(parsed)
+
+
+def _address(text: str) -> IPv4Address | IPv6Address | None:
+    try:
+        parsed = ip_address(text.strip("[]").partition("%")[0])
+    except ValueError:
+        return None
+    mapped = parsed.ipv4_mapped if isinstance(parsed, IPv6Address) else None
+    return mapped or parsed

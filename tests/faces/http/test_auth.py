@@ -12,10 +12,10 @@ from starlette.requests import Request
 
 from headgate import DeclarationError
 from headgate.http import BasicAuth, BearerAuth, CallbackAuth, OneTimeToken, User, dashboard
+from headgate.http.access_control import is_same_site, peer_of
 from headgate.http.auth import Role
 from headgate.http.endpoint import Endpoint
 from headgate.http.openapi import openapi
-from headgate.http.origin import is_same_site, peer_of
 from headgate.http.routes import ENDPOINTS
 from tests.faces.http.stage import EVERYBODY, client, make_app, problem
 
