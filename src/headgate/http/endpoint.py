@@ -16,6 +16,7 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from headgate.clock import SystemClock, within
 from headgate.errors import PayloadError, UnknownLimit
 from headgate.http.auth import Role
 from headgate.http.caller import Caller
@@ -264,16 +265,12 @@ def parse_body(content: bytes, kind: type[JsonBody]) -> JsonBody:
 
 async def read_body(request: Request, *, kind: str = "application/json", largest: int = LARGEST_BODY) -> bytes:
     """Return the body, if it is of this kind, not too long and arrives in time. Raises HttpError."""
-    reading = asyncio.ensure_future(_read_body(request, kind, largest))
     try:
-        await asyncio.wait([reading], timeout=SLOWEST_BODY)
-        if not reading.done():
-            raise HttpError(408, "too_slow", f"the body did not arrive within {SLOWEST_BODY:g} s")
-        return reading.result()
+        return await within(SystemClock(), SLOWEST_BODY, _read_body(request, kind, largest))
+    except TimeoutError:
+        raise HttpError(408, "too_slow", f"the body did not arrive within {SLOWEST_BODY:g} s") from None
     except ClientDisconnect:
         raise bad_request("the connection was lost before the body had arrived") from None
-    finally:
-        reading.cancel()
 
 
 async def _read_body(request: Request, kind: str, largest: int) -> bytes:
