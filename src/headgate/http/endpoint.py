@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 from urllib.parse import parse_qsl
 
@@ -69,7 +70,8 @@ class Endpoint:
     """One operation of the API: its method, path, role, parameters and result.
 
     Its handler gets the `Caller`, the parts of the path by name, and the `query`, the `body` and the `idempotency_key`
-    of the request if it takes them. The first line of its docstring is the summary in the description of the API.
+    of the request if it takes them. The result of one that returns None is an `Acknowledgement`, and so is a bool:
+    whether anything was changed. The first line of its docstring is the summary in the description of the API.
     `refuses` are its own error statuses, beside those that any endpoint can have. `sends` is an example of its body,
     `answers` one of its result.
     """
@@ -117,7 +119,8 @@ class Endpoint:
 
     @property
     def answer(self) -> Any:
-        return self.hints["return"]
+        found = self.hints["return"]
+        return Acknowledgement if found in (bool, NoneType) else found
 
     @property
     def takes_idempotency_key(self) -> bool:
@@ -169,6 +172,7 @@ class EndpointRunner:
         self._query = endpoint.query
         self._body = endpoint.body
         self._takes_key = endpoint.takes_idempotency_key
+        self._acknowledges = endpoint.answer is Acknowledgement
         self._encode = msgspec.json.Encoder().encode
 
     async def __call__(self, request: Request, caller: Caller) -> Response:
@@ -185,6 +189,8 @@ class EndpointRunner:
         # A search in payloads reads whole tables, so it ends if the client has disconnected.
         is_search = self.endpoint.method == "GET" and getattr(query, "text", None) is not None
         answer = await (_while_connected(request, work) if is_search else work)
+        if self._acknowledges:
+            answer = Acknowledgement(answer is None or answer)
         status = 201 if getattr(answer, "is_new", False) else 200
         body, headers = self._encode(answer), {"Cache-Control": "no-store"}
         if not self.endpoint.changes:

@@ -22,7 +22,7 @@ from headgate.admin import (
 from headgate.admin.timeline import Stretch, TimelineEntry, restarts
 from headgate.clock import optional_datetime
 from headgate.http.caller import Caller
-from headgate.http.endpoint import Acknowledgement, JsonBody, Query, bad_request, require_limit
+from headgate.http.endpoint import JsonBody, Query, bad_request, require_limit
 from headgate.http.http_error import HttpError
 from headgate.http.page import Count, Cursor, Number, Page, page_of
 from headgate.http.redaction import LONGEST_PREVIEWED, NO_SECRETS, Redaction, Secrets
@@ -285,21 +285,19 @@ async def job_logs(caller: Caller, id: str, query: LogsQuery) -> Page[LogLineVie
     return page_of(shown, query.count, lambda line: str(line.number))
 
 
-async def retry_job(caller: Caller, id: str) -> Acknowledgement:
+async def retry_job(caller: Caller, id: str) -> None:
     """Let a failed or cancelled job wait again, with all its attempts."""
     await caller.admin.retry(id)
-    return Acknowledgement()
 
 
-async def cancel_job(caller: Caller, id: str) -> Acknowledgement:
+async def cancel_job(caller: Caller, id: str) -> bool:
     """Cancel a waiting job, or request the cancellation of a running one; not `changed` if it was final."""
-    return Acknowledgement(await caller.admin.cancel(id))
+    return await caller.admin.cancel(id)
 
 
-async def run_job_now(caller: Caller, id: str) -> Acknowledgement:
+async def run_job_now(caller: Caller, id: str) -> None:
     """Make a job ready that waits for its time, or for its next attempt; its limits still apply."""
     await caller.admin.run_now(id)
-    return Acknowledgement()
 
 
 async def run_job_again(caller: Caller, id: str, body: RunAgainRequest) -> EnqueuedJob:
@@ -308,16 +306,14 @@ async def run_job_again(caller: Caller, id: str, body: RunAgainRequest) -> Enque
     return await caller.admin.run_again(id, body.payload)
 
 
-async def reschedule_job(caller: Caller, id: str, body: RescheduleRequest) -> Acknowledgement:
+async def reschedule_job(caller: Caller, id: str, body: RescheduleRequest) -> None:
     """Change the time of a waiting job, its priority, or both; its limits still apply."""
     await caller.admin.reschedule(id, at=body.at, delay=body.delay, priority=body.priority)
-    return Acknowledgement()
 
 
-async def delete_job(caller: Caller, id: str) -> Acknowledgement:
+async def delete_job(caller: Caller, id: str) -> None:
     """Delete a final job for good, unless an unfinished job that may read its result follows it."""
     await caller.admin.delete(id)
-    return Acknowledgement()
 
 
 async def purge_jobs(caller: Caller, body: PurgeRequest) -> BulkResult:

@@ -12,7 +12,7 @@ from headgate.admin import BucketStatus, DeclaredLimit, LimitSummary, WhatIf
 from headgate.admin.audit import Audited, LimitAudit
 from headgate.admin.set_rules import ListedSetting
 from headgate.http.caller import Caller
-from headgate.http.endpoint import Acknowledgement, JsonBody, Query, bad_request, require_limit
+from headgate.http.endpoint import JsonBody, Query, bad_request, require_limit
 from headgate.http.jobs import ListedJobView, listed
 from headgate.http.page import MOST, Count, Cursor, Key, Name, Page, from_cursor, page_of, to_cursor
 from headgate.limits.kinds import RateKind
@@ -218,26 +218,24 @@ async def audit_limit(caller: Caller, limit: str, query: AuditQuery) -> AuditedP
     )
 
 
-async def pause_limit(caller: Caller, limit: str, body: SettingTarget) -> Acknowledgement:
+async def pause_limit(caller: Caller, limit: str, body: SettingTarget) -> None:
     """Let nothing start on a limit until it is resumed; running jobs continue, and waiting jobs lose nothing."""
     await caller.admin.limits.pause(limit, key=body.key, pattern=body.pattern, tier=body.tier)
-    return Acknowledgement()
 
 
-async def resume_limit(caller: Caller, limit: str, body: SettingTarget) -> Acknowledgement:
+async def resume_limit(caller: Caller, limit: str, body: SettingTarget) -> bool:
     """End a pause."""
-    return Acknowledgement(await caller.admin.limits.resume(limit, key=body.key, pattern=body.pattern, tier=body.tier))
+    return await caller.admin.limits.resume(limit, key=body.key, pattern=body.pattern, tier=body.tier)
 
 
-async def set_limit(caller: Caller, limit: str, body: SetRequest) -> Acknowledgement:
+async def set_limit(caller: Caller, limit: str, body: SetRequest) -> None:
     """Set another rule until it is unset; the most specific setting wins: key, tier, longest pattern, all."""
     await caller.admin.limits.set_rule(limit, **msgspec.structs.asdict(body))
-    return Acknowledgement()
 
 
-async def unset_limit(caller: Caller, limit: str, body: SettingTarget) -> Acknowledgement:
+async def unset_limit(caller: Caller, limit: str, body: SettingTarget) -> bool:
     """Return to the rule that the code declares."""
-    return Acknowledgement(await caller.admin.limits.unset(limit, key=body.key, pattern=body.pattern, tier=body.tier))
+    return await caller.admin.limits.unset(limit, key=body.key, pattern=body.pattern, tier=body.tier)
 
 
 async def reset_limit(caller: Caller, limit: str, body: KeyRequest) -> Reset:
@@ -245,27 +243,26 @@ async def reset_limit(caller: Caller, limit: str, body: KeyRequest) -> Reset:
     return Reset(await caller.admin.limits.reset(limit, body.key))
 
 
-async def penalize_limit(caller: Caller, limit: str, body: PenalizeRequest) -> Acknowledgement:
+async def penalize_limit(caller: Caller, limit: str, body: PenalizeRequest) -> None:
     """Let nothing start on a key for that time; a reset ends it."""
     if body.until is not None and not caller.admin.now() < body.until < LATEST:
         raise bad_request("`until` must be an instant in the future, before the year 9999", pointer="/until")
     match body.seconds, body.until:
         case (float(until), None) | (None, datetime() as until):
             await caller.admin.limits.penalize(limit, body.key, until)
-            return Acknowledgement()
+            return
     raise bad_request("send either `seconds` or `until`", pointer="")
 
 
-async def assign_limit(caller: Caller, limit: str, body: AssignRequest) -> Acknowledgement:
+async def assign_limit(caller: Caller, limit: str, body: AssignRequest) -> None:
     """Put a key, or all that match a pattern, into a tier, or take them out of it."""
     await caller.admin.limits.assign(limit, body.key, body.tier, pattern=body.pattern)
-    return Acknowledgement()
 
 
-async def remove_limit(caller: Caller, limit: str) -> Acknowledgement:
+async def remove_limit(caller: Caller, limit: str) -> bool:
     """Delete a limit: its settings and what its keys have used. Refused while jobs need it."""
     was_there = await caller.admin.limits.remove(limit)
     if not was_there:
         # A limit that is neither stored nor declared may be a misspelt one.
         caller.admin.limits.declared(limit)
-    return Acknowledgement(was_there)
+    return was_there

@@ -9,7 +9,7 @@ import msgspec
 from headgate.admin import NodeStatus
 from headgate.arguments import MOST_SLOTS
 from headgate.http.caller import Caller
-from headgate.http.endpoint import Acknowledgement, JsonBody
+from headgate.http.endpoint import JsonBody
 from headgate.http.page import Name, Page
 
 
@@ -31,29 +31,29 @@ async def nodes(caller: Caller) -> Page[NodeStatus]:
     return Page(await caller.admin.nodes(lost=True))
 
 
-async def quiet_node(caller: Caller, node: str) -> Acknowledgement:
+async def quiet_node(caller: Caller, node: str) -> bool:
     """Let a node, by its id or name, claim nothing until it is resumed; running jobs continue."""
-    return Acknowledgement(await caller.admin.quiet_node(node))
+    return await caller.admin.quiet_node(node)
 
 
-async def resume_node(caller: Caller, node: str) -> Acknowledgement:
+async def resume_node(caller: Caller, node: str) -> bool:
     """Let a quiet node claim jobs again, in the slots that it had."""
-    return Acknowledgement(await caller.admin.resume_node(node))
+    return await caller.admin.resume_node(node)
 
 
-async def stop_node(caller: Caller, node: str) -> Acknowledgement:
+async def stop_node(caller: Caller, node: str) -> bool:
     """Stop a node as SIGTERM does: it claims nothing, and its jobs may continue for its grace."""
-    return Acknowledgement(await caller.admin.stop_node(node))
+    return await caller.admin.stop_node(node)
 
 
-async def set_node_slots(caller: Caller, node: str, body: SlotsRequest) -> Acknowledgement:
+async def set_node_slots(caller: Caller, node: str, body: SlotsRequest) -> bool:
     """Set how many jobs a node runs at once; a quiet node is resumed.
 
     Without a queue, a node of several queues gets a bound of all, up to the slots that they have.
     """
-    return Acknowledgement(await caller.admin.set_node_slots(node, body.slots, queue=body.queue))
+    return await caller.admin.set_node_slots(node, body.slots, queue=body.queue)
 
 
-async def rename_node(caller: Caller, node: str, body: NameRequest) -> Acknowledgement:
+async def rename_node(caller: Caller, node: str, body: NameRequest) -> bool:
     """Give a node another name, until its process ends."""
-    return Acknowledgement(await caller.admin.rename_node(node, body.name))
+    return await caller.admin.rename_node(node, body.name)

@@ -10,7 +10,6 @@ import msgspec
 
 from headgate.admin import Activity, BulkResult, DeclaredLimit, DeclaredQueue, QueueKeys, QueueOverview
 from headgate.http.caller import Caller
-from headgate.http.endpoint import Acknowledgement
 from headgate.http.jobs import BulkCancel
 from headgate.http.tasks import activity, limits_named
 from headgate.views import view_of
@@ -97,14 +96,14 @@ async def queue(caller: Caller, name: str) -> QueueDetails:
     )
 
 
-async def pause_queue(caller: Caller, name: str) -> Acknowledgement:
+async def pause_queue(caller: Caller, name: str) -> bool:
     """Start no job of a queue on any node until it is resumed; running jobs continue."""
-    return Acknowledgement(await caller.admin.queues.pause(name))
+    return await caller.admin.queues.pause(name)
 
 
-async def resume_queue(caller: Caller, name: str) -> Acknowledgement:
+async def resume_queue(caller: Caller, name: str) -> bool:
     """End the pause of a queue."""
-    return Acknowledgement(await caller.admin.queues.resume(name))
+    return await caller.admin.queues.resume(name)
 
 
 async def purge_queue(caller: Caller, name: str, body: BulkCancel) -> BulkResult:

@@ -11,7 +11,7 @@ import msgspec
 from headgate.admin.schedules import DayPlan, ScheduleDefinition
 from headgate.errors import DeclarationError, HeadgateError, ScheduleNotFound, StorageUnavailable
 from headgate.http.caller import Caller
-from headgate.http.endpoint import Acknowledgement, JsonBody, Query
+from headgate.http.endpoint import JsonBody, Query
 from headgate.http.page import Count, Name, Page, page_of
 from headgate.http.tasks import Arguments, require_no_mark
 from headgate.jobs.job import MAX_PRIORITY
@@ -223,14 +223,14 @@ async def edit_schedule(caller: Caller, name: str, body: ScheduleBody) -> Schedu
     return await caller.admin.schedules.edit(name, body.trigger(), body.payload, **body.options())
 
 
-async def pause_schedule(caller: Caller, name: str) -> Acknowledgement:
+async def pause_schedule(caller: Caller, name: str) -> bool:
     """Enqueue nothing of a schedule until it is resumed."""
-    return Acknowledgement(await caller.admin.schedules.pause(name))
+    return await caller.admin.schedules.pause(name)
 
 
-async def resume_schedule(caller: Caller, name: str) -> Acknowledgement:
+async def resume_schedule(caller: Caller, name: str) -> bool:
     """End a pause; occurrences of the pause are not made up for."""
-    return Acknowledgement(await caller.admin.schedules.resume(name))
+    return await caller.admin.schedules.resume(name)
 
 
 async def trigger_schedule(caller: Caller, name: str) -> Triggered:
@@ -243,11 +243,10 @@ async def skip_schedule(caller: Caller, name: str) -> Skipped:
     return Skipped(await caller.admin.schedules.skip(name))
 
 
-async def remove_schedule(caller: Caller, name: str) -> Acknowledgement:
+async def remove_schedule(caller: Caller, name: str) -> None:
     """Delete a schedule; jobs that it has enqueued stay. A declared schedule is created again by the next node."""
     if not await caller.admin.schedules.remove(name):
         raise ScheduleNotFound(name)
-    return Acknowledgement()
 
 
 def _parts(text: str) -> list[str]:
