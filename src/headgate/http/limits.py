@@ -17,6 +17,7 @@ from headgate.http.jobs import ListedJobView, listed
 from headgate.http.page import MOST, Count, Cursor, Key, Name, Page, from_cursor, page_of, to_cursor
 from headgate.limits.kinds import RateKind
 from headgate.storage.records import BucketPlace
+from headgate.views import view_of
 
 MOST_AUDITED = 10_000
 """How many starts one audit reads, in the process that serves."""
@@ -209,13 +210,7 @@ async def audit_limit(caller: Caller, limit: str, query: AuditQuery) -> AuditedP
         return found, found.since or since
 
     found, since = await caller.reports.read(("audit", limit, query), audit)
-    return AuditedPage(
-        items=found.verdicts[:MOST],
-        keys=len(found.verdicts),
-        starts=found.starts,
-        since=since,
-        is_cut=found.is_cut,
-    )
+    return view_of(AuditedPage, found, items=found.verdicts[:MOST], keys=len(found.verdicts), since=since)
 
 
 async def pause_limit(caller: Caller, limit: str, body: SettingTarget) -> None:

@@ -121,20 +121,13 @@ class PreviewQuery(Query, frozen=True, kw_only=True):
 
     def body(self) -> ScheduleBody:
         """Return it as the body of a schedule. Raises DeclarationError."""
-        between = None if self.between is None else [each.strip() for each in self.between.split("-")]
+        between = None if self.between is None else tuple(each.strip() for each in self.between.split("-"))
         if between is not None and len(between) != 2:
             raise DeclarationError(f'between={self.between!r} must be two times of day, such as "8:00 - 18:00"')
-        return ScheduleBody(
-            cron=self.cron,
-            every=self.every,
-            calendar=self.calendar,
-            tz=self.tz,
-            between=None if between is None else (between[0], between[1]),
-            on=_parts(self.on or ""),
-            exclude=_parts(self.exclude),
-            max_runs=self.max_runs,
-            until=self.until,
-        )
+        given = msgspec.structs.asdict(self)
+        del given["schedule"]
+        days = {"on": _parts(self.on or ""), "exclude": _parts(self.exclude)}
+        return ScheduleBody(**{**given, **days, "between": between})
 
 
 class SchedulePreview(msgspec.Struct, frozen=True):
