@@ -20,7 +20,7 @@ BUDGETS = {
     "admin": 6_500,
     "cli": 8_400,
     "client": 3_000,
-    "contrib": 3_250,
+    "contrib": 3_230,
     "engine": 10_100,
     "http": 20_750,
     "jobs": 4_300,

@@ -23,7 +23,7 @@ from django.utils import timezone
 
 from headgate import DeclarationError, Headgate, JobState, PayloadError, StorageUnavailable, UnfitConnection
 from headgate.contrib.django import HeadgateBackend, database_url, task_options
-from headgate.contrib.django.declared import IMPORTED
+from headgate.contrib.django.backend import IMPORTED
 from headgate.contrib.django.default_app import problem_with_database
 from headgate.contrib.django.standard import InvalidTask, InvalidTaskBackend, exceptions, signals, tasks
 from headgate.errors import UnknownQueue

@@ -21,8 +21,8 @@ from headgate import DeclarationError, Headgate, JobNotFound
 from headgate.admin import JobDetails
 from headgate.contrib.django.arguments import Arguments
 from headgate.contrib.django.body import DjangoTaskBody, with_connections
-from headgate.contrib.django.declared import IMPORTED, declared_on
 from headgate.contrib.django.default_app import app_of_database, problem_with_database
+from headgate.contrib.django.options import options_of
 from headgate.contrib.django.results import PRIORITY, enqueued_result
 from headgate.contrib.django.standard import InvalidTaskBackend, backends, base, exceptions, signals, tasks
 from headgate.jobs.encoded import is_in_folder
@@ -31,6 +31,23 @@ from headgate.storage.enlisting import OtherPlace
 from headgate.tasks.call import FlowCall
 
 OPTIONS = ("app", "database")
+
+
+class Imported(dict[str, Any]):
+    """The Django tasks that have been made, by the path of their function and by earlier paths."""
+
+    def add(self, task: Any) -> None:
+        """Add a task; a later result of `task.using(…)` is the same task."""
+        known = self.get(task.module_path)
+        if known is None or known.func is not task.func:
+            for path in (*options_of(task.func).get("aliases", ()), task.module_path):
+                self[path] = task
+
+
+# Django makes a backend for each thread and asyncio task, so their shared state is here.
+IMPORTED = Imported()
+_lock = threading.Lock()
+_declared: weakref.WeakKeyDictionary[Headgate, dict[str, DjangoTaskBody]] = weakref.WeakKeyDictionary()
 
 
 class HeadgateBackend(backends.BaseTaskBackend):  # type: ignore[misc]  # its base has no types
@@ -160,12 +177,19 @@ class HeadgateBackend(backends.BaseTaskBackend):  # type: ignore[misc]  # its ba
         return found
 
     def _declared(self, path: str) -> DjangoTaskBody:
+        """Return the app's task of this path; declare it if it is not. Raises DeclarationError."""
         task = IMPORTED.get(path)
         if task is None:
             task = _import_task(path)
             IMPORTED.add(task)
         queue = task.queue_name if not self.queues or task.queue_name in self.queues else min(self.queues)
-        return declared_on(self.app, task, self.alias, type(self), queue)
+        app = self.app
+        with _lock:
+            app_tasks = _declared.setdefault(app, {})
+            found = app_tasks.get(task.module_path)
+            if found is None:
+                found = app_tasks[task.module_path] = DjangoTaskBody(app, task, self.alias, type(self), queue)
+            return found
 
     def _enlist(self, connection: Any, job: Any, call: Arguments) -> str | None:
         """Return the id of a job that was written by Django's connection; None if the jobs are in another database."""
