@@ -17,8 +17,7 @@ from typing import Any, Self
 from headgate.admin.checkup import Checkup
 from headgate.app import Headgate
 from headgate.cli.output import percentile
-from headgate.client.task import Task
-from headgate.clock import SECOND, Clock, SystemClock, sleep, wait_for_event
+from headgate.clock import SECOND, Clock, SystemClock, sleep, wait_for_event, within
 from headgate.errors import DeclarationError, HeadgateError
 from headgate.limits.strict_rate import StrictRate
 from headgate.plural import counted
@@ -120,13 +119,6 @@ class BenchmarkFailed(HeadgateError):
     """The measured store did not work."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Tasks:
-    no_op: Task[Any, None]
-    probe: Task[Any, None]
-    gated: Task[Any, None]
-
-
 class _WorkerReport:
     """The report from one worker's handlers."""
 
@@ -151,7 +143,7 @@ class _WorkerReport:
         self.began.put_nowait(self._clock.monotonic())
 
 
-def _declare(app: Headgate, worked: _WorkerReport) -> _Tasks:
+def _declare(app: Headgate, worked: _WorkerReport) -> None:
     @app.task
     async def no_op(number: int) -> None:
         worked.note_run()
@@ -163,8 +155,6 @@ def _declare(app: Headgate, worked: _WorkerReport) -> _Tasks:
     @app.task(limits=[StrictRate("1/h", key="{key}")])
     async def gated(key: int) -> None: ...
 
-    return _Tasks(no_op, probe, gated)
-
 
 async def measure(app: Headgate, clock: Clock, *, seconds: float, slots: int, say: Callable[[str], None]) -> Figures:
     """Measure for about `seconds` on a store beside that of the app; calls `say` with each step."""
@@ -173,27 +163,27 @@ async def measure(app: Headgate, clock: Clock, *, seconds: float, slots: int, sa
     ground = await environment_of(app, part / 4)
     async with scratch_of(app) as make:
         producer = make()
-        tasks = _declare(producer, _WorkerReport(clock))
+        _declare(producer, _WorkerReport(clock))
         async with producer.open():
             say("enqueueing one by one")
-            single = await _enqueue(tasks, clock, part, callers=1)
+            single = await _enqueue(producer, clock, part, callers=1)
             say(f"enqueueing by {CALLERS} at once")
-            together = await _enqueue(tasks, clock, part, callers=CALLERS)
+            together = await _enqueue(producer, clock, part, callers=CALLERS)
             say("enqueueing in bulk")
-            bulk = await _enqueue_bulk(tasks, clock, part)
+            bulk = await _enqueue_bulk(producer, clock, part)
         say(f"running them in {counted(slots, 'slot')}")
         drain = await _drain(make, clock, single.jobs + together.jobs + bulk.jobs, 3 * part, slots)
     async with scratch_of(app) as make:
         producer, worker, worked = make(), make(concurrency=slots), _WorkerReport(clock)
-        tasks = _declare(producer, worked)
+        _declare(producer, worked)
         _declare(worker, worked)
         async with producer.open(), worker:
             say("starting jobs on an idle worker")
-            idle = await _latency(tasks, worked, clock, 1.5 * part)
+            idle = await _latency(producer, worked, clock, 1.5 * part)
             say("enqueueing jobs of keys whose budget is used up")
-            backlog = await _fill(producer, tasks, clock, part)
+            backlog = await _fill(producer, clock, part)
             say("starting jobs beside them")
-            beside = await _latency(tasks, worked, clock, 1.5 * part)
+            beside = await _latency(producer, worked, clock, 1.5 * part)
     return Figures(
         ground=ground,
         single=single,
@@ -209,14 +199,14 @@ async def measure(app: Headgate, clock: Clock, *, seconds: float, slots: int, sa
     )
 
 
-async def _enqueue(tasks: _Tasks, clock: Clock, seconds: float, *, callers: int) -> MeasuredRate:
+async def _enqueue(producer: Headgate, clock: Clock, seconds: float, *, callers: int) -> MeasuredRate:
     begin = clock.monotonic()
     end = begin + round(seconds * SECOND)
 
     async def caller() -> int:
         count = 0
         while not count or clock.monotonic() < end:
-            await tasks.no_op.enqueue(count)
+            await producer.tasks["no_op"].enqueue(count)
             count += 1
         return count
 
@@ -224,11 +214,11 @@ async def _enqueue(tasks: _Tasks, clock: Clock, seconds: float, *, callers: int)
     return MeasuredRate.of(sum(counts), (clock.monotonic() - begin) / SECOND)
 
 
-async def _enqueue_bulk(tasks: _Tasks, clock: Clock, seconds: float) -> MeasuredRate:
+async def _enqueue_bulk(producer: Headgate, clock: Clock, seconds: float) -> MeasuredRate:
     begin = clock.monotonic()
     count = 0
     while count < MOST_DRAINED and (not count or clock.monotonic() < begin + round(seconds * SECOND)):
-        await tasks.no_op.enqueue_many([(number,) for number in range(BULK)])
+        await producer.tasks["no_op"].enqueue_many([(number,) for number in range(BULK)])
         count += BULK
     return MeasuredRate.of(count, (clock.monotonic() - begin) / SECOND)
 
@@ -246,33 +236,27 @@ async def _drain(make: Make, clock: Clock, jobs: int, seconds: float, slots: int
     return MeasuredRate.of(ran, (ended_at - worked.first_at) / SECOND)
 
 
-async def _latency(tasks: _Tasks, worked: _WorkerReport, clock: Clock, seconds: float) -> Latency:
+async def _latency(producer: Headgate, worked: _WorkerReport, clock: Clock, seconds: float) -> Latency:
     found: list[int] = []
     uneven = Random(len(GAPS))
     end = clock.monotonic() + round(seconds * SECOND)
     while clock.monotonic() < end or not found:
         await sleep(clock, uneven.uniform(*GAPS))
         asked_at = clock.monotonic()
-        await tasks.probe.enqueue(len(found))
-        found.append(await _began(worked) - asked_at)
+        await producer.tasks["probe"].enqueue(len(found))
+        try:
+            found.append(await within(clock, PATIENCE, worked.began.get()) - asked_at)
+        except TimeoutError:
+            raise BenchmarkFailed(f"an idle worker did not start a job for {PATIENCE:g} s") from None
     return Latency.of(found)
 
 
-async def _began(worked: _WorkerReport) -> int:
-    beginning = asyncio.ensure_future(worked.began.get())
-    done, _ = await asyncio.wait([beginning], timeout=PATIENCE)
-    if not done:
-        beginning.cancel()
-        raise BenchmarkFailed(f"an idle worker did not start a job for {PATIENCE:g} s")
-    return beginning.result()
-
-
-async def _fill(producer: Headgate, tasks: _Tasks, clock: Clock, seconds: float) -> int:
+async def _fill(producer: Headgate, clock: Clock, seconds: float) -> int:
     """Enqueue jobs of which each key may start one; return how many wait after the others have started."""
     end = clock.monotonic() + round(seconds * SECOND)
     count = 0
     while count < MOST_WAITING and (clock.monotonic() < end or not count):
-        await tasks.gated.enqueue_many([(number % KEYS,) for number in range(BULK)])
+        await producer.tasks["gated"].enqueue_many([(number % KEYS,) for number in range(BULK)])
         count += BULK
     while _waits(await producer.admin.waiting(), "ready"):
         await sleep(clock, 0.05)
