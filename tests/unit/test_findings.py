@@ -14,7 +14,7 @@ from headgate.admin import NodeStatus
 from headgate.admin.checkup import Checkup
 from headgate.admin.findings import Finding, findings_of
 from headgate.admin.pauses import Pause
-from headgate.cli.doctor import ProcessFacts, process_facts, process_findings
+from headgate.cli.doctor import process_findings
 from headgate.clock import from_datetime
 from headgate.jobs.event import unserved_text
 from headgate.storage.facts import (
@@ -238,10 +238,9 @@ def test_problems_of_jobs_and_schedules_are_found() -> None:
 
 
 def test_problems_of_the_process_are_found() -> None:
-    assert bad(process_findings(ProcessFacts((3, 13, 1), (3, 51, 3), True, True, None))) == []
-    found = process_findings(ProcessFacts((3, 13, 1), (3, 51, 3), False, False, 256))
+    assert bad(process_findings(has_uvloop=True, has_zones=True, open_files=None)) == []
+    found = process_findings(has_uvloop=False, has_zones=False, open_files=256)
     assert bad(found) == [("problem", "time zones"), ("warning", "open files")]
-    assert process_facts().has_zones
 
 
 def test_jobs_that_wait_for_an_operator_or_a_missing_worker_are_a_problem() -> None:

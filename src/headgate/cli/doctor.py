@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import os
+import platform
 import re
 import shlex
 import sqlite3
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -51,7 +51,11 @@ def doctor(target: str, deep: bool, quiet: bool, as_json: bool) -> None:
     """
     app = locate(target)
     found = [
-        *process_findings(process_facts()),
+        *process_findings(
+            has_uvloop=importlib.util.find_spec("uvloop") is not None,
+            has_zones=_has_zones(),
+            open_files=_open_files(),
+        ),
         *asyncio.run(_examine(app, target, deep=deep)),
         *asyncio.run(_examine_limit_stores(app)),
     ]
@@ -159,45 +163,23 @@ def print_findings(shown: Sequence[Finding], all_of_them: Sequence[Finding]) -> 
     click.echo(f"{counts['ok']} ok, {counted(counts['warning'], 'warning')}, {counted(counts['problem'], 'problem')}")
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessFacts:
-    """Facts about this process. `open_files` is its soft limit, None if the system has none."""
-
-    python: tuple[int, int, int]
-    sqlite: tuple[int, ...]
-    has_uvloop: bool
-    has_zones: bool
-    open_files: int | None
-
-
-def process_facts() -> ProcessFacts:
-    """Return the facts about this process."""
-    return ProcessFacts(
-        python=sys.version_info[:3],
-        sqlite=sqlite3.sqlite_version_info,
-        has_uvloop=importlib.util.find_spec("uvloop") is not None,
-        has_zones=_has_zones(),
-        open_files=_open_files(),
-    )
-
-
-def process_findings(facts: ProcessFacts) -> list[Finding]:
-    """Return the findings of `headgate doctor` about a process."""
-    python = ".".join(map(str, facts.python))
-    found = [Finding("ok", "Python", f"{python}, with SQLite {'.'.join(map(str, facts.sqlite))}")]
-    if facts.has_uvloop:
+def process_findings(*, has_uvloop: bool, has_zones: bool, open_files: int | None) -> list[Finding]:
+    """Return the findings about this process. `open_files` is its soft limit, None if the system has none."""
+    version = f"{platform.python_version()}, with SQLite {sqlite3.sqlite_version}"
+    found = [Finding("ok", "Python", version)]
+    if has_uvloop:
         found.append(Finding("ok", "event loop", "uvloop"))
     else:
         found.append(Finding("ok", "event loop", "asyncio's own; pip install 'headgate[uvloop]' makes workers faster"))
-    if facts.has_zones:
+    if has_zones:
         found.append(Finding("ok", "time zones", "installed"))
     else:
         found.append(Finding("problem", "time zones", "none, so schedules cannot use one", "pip install tzdata"))
-    if facts.open_files is not None and facts.open_files < FEW_FILES:
-        seen = f"at most {facts.open_files}"
+    if open_files is not None and open_files < FEW_FILES:
+        seen = f"at most {open_files}"
         found.append(Finding("warning", "open files", seen, f"ulimit -n {FEW_FILES}, or LimitNOFILE= of the service"))
     else:
-        found.append(Finding("ok", "open files", f"at most {facts.open_files}" if facts.open_files else "no limit"))
+        found.append(Finding("ok", "open files", f"at most {open_files}" if open_files else "no limit"))
     return found
 
 
