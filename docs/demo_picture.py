@@ -17,8 +17,8 @@ import click
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from headgate.cli import output
-from headgate.cli.demonstration import display, run_demo
+from headgate.cli import demo, output
+from headgate.cli.demonstration import display
 from headgate.cli.demonstration.display import DemoProgress
 from headgate.cli.demonstration.jobs_app import DemoLoad
 from headgate.cli.demonstration.result import DemoResult
@@ -103,10 +103,10 @@ def record() -> tuple[Recorder, DemoResult]:
         return screens[-1]
 
     with (
-        patch.object(run_demo, "choose_screen", choose_screen),
-        patch.object(run_demo, "print_verdict", results.append),
+        patch.object(demo, "choose_screen", choose_screen),
+        patch.object(demo, "print_verdict", results.append),
     ):
-        code = asyncio.run(run_demo.run_demo(SECONDS, plain=False, as_json=False))
+        code = asyncio.run(demo.run_demo(SECONDS, plain=False, as_json=False))
     if code:
         sys.exit("a promise was broken: run it again while this machine has no other work")
     return screens[0], results[0]

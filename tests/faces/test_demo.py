@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from headgate.cli.demonstration import run_demo
+from headgate.cli import demo
 from headgate.cli.demonstration.api import Api, ApiClient, CallLog, CallTotals, RecordedCall, listen, port_of
 from headgate.cli.demonstration.jobs_app import NOISY, DemoLoad
 from headgate.cli.demonstration.result import (
@@ -60,10 +60,10 @@ async def test_a_broken_promise_is_shown_and_is_the_exit_code(
     async def play(*_: object) -> DemoRecords:
         return replace(GOOD, endings=[*GOOD.endings, "quiet"])
 
-    monkeypatch.setattr(run_demo, "_play", play)
-    assert await run_demo.run_demo(12, plain=True, as_json=False) == 1
+    monkeypatch.setattr(demo, "_play", play)
+    assert await demo.run_demo(12, plain=True, as_json=False) == 1
     assert "BROKEN" in capsys.readouterr().out
-    assert await run_demo.run_demo(12, plain=True, as_json=True) == 1
+    assert await demo.run_demo(12, plain=True, as_json=True) == 1
     assert json.loads(capsys.readouterr().out)["kept"] is False
 
 
