@@ -39,9 +39,10 @@ def spark(values: Sequence[float]) -> str:
     return "".join(" " if not value else levels[min(7, int(value / highest * 7.999))] for value in values)
 
 
-def budget(used: int | None, available: int | None, width: int = 10) -> str | None:
-    """Return the used part of a budget as a bar with numbers; None if it is unknown."""
+def budget(used: int | None, available: int | None, width: int = 10, *, numbers: bool = True) -> str | None:
+    """Return the used part of a budget as a bar, with its numbers; None if it is unknown."""
     if used is None or available is None:
         return None
     total = used + available
-    return f"{bar(used / total if total else 0.0, width)} {used}/{total}"
+    found = bar(used / total if total else 0.0, width)
+    return f"{found} {used}/{total}" if numbers else found

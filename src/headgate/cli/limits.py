@@ -17,7 +17,7 @@ from headgate.admin.history import LimitHistory
 from headgate.admin.holders import describe_holders
 from headgate.admin.limits import BUCKET_COLUMNS
 from headgate.admin.pauses import command_to_end, whose
-from headgate.cli.gauge import bar, budget, spark
+from headgate.cli.gauge import budget, spark
 from headgate.cli.locate import ask, ask_with_time, takes_app, takes_app_and
 from headgate.cli.output import json_option, lasting, print_json, print_list, print_table, say_change, say_done, until
 from headgate.cli.query import note_unknown
@@ -64,7 +64,7 @@ def list_(target: str, limit: str | None, key: str | None, prefix: str | None, c
         found,
         empty="no key has used its budget",
         now=now,
-        budget=_gauge,
+        budget=lambda bucket: budget(bucket.used, bucket.available, numbers=False),
         note=lambda bucket: _note(bucket, now),
     )
     for each in summary:
@@ -173,10 +173,8 @@ def set_(target: str, limit: str, rule: str, subject: _Target, as_json: bool, **
 def unset(target: str, limit: str, subject: _Target, as_json: bool) -> None:
     """Return to the rule that the code declares."""
     was_set, there_is = ask(target, partial(_end, limit=limit, subject=subject, verb="unset"))
-    done, not_done = (
-        f"{limit} uses the declared rule for {subject}",
-        f"nothing was set for {limit} and {subject}{there_is}",
-    )
+    done = f"{limit} uses the declared rule for {subject}"
+    not_done = f"nothing was set for {limit} and {subject}{there_is}"
     say_change(was_set, done, not_done, as_json=as_json, limit=limit, **subject._asdict())
 
 
@@ -369,13 +367,6 @@ def use_chart(used: LimitHistory, now: datetime, span: float) -> str:
     most = f"at most {max(bars)} in {lasting(span / width)}"
     bound = "" if used.bound is None else f"; {used.bound.count} are allowed in {lasting(used.bound.per)}"
     return f"{spark(bars)}  the last {lasting(span)}, {most}{bound}"
-
-
-def _gauge(bucket: BucketStatus) -> str | None:
-    if bucket.used is None or bucket.available is None:
-        return None
-    total = bucket.used + bucket.available
-    return bar(bucket.used / total if total else 0.0, 10)
 
 
 def _note(bucket: BucketStatus, now: datetime) -> str | None:
