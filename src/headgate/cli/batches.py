@@ -70,6 +70,4 @@ async def _pages(admin: Admin, count: int, before: str | None, *, pending_only: 
 
 def print_batches(found: Sequence[BatchDetails], *, as_json: bool = False) -> None:
     """Print batches as a table, or as JSON."""
-    print_list(
-        "Batches", BATCH_COLUMNS, found, empty="none", as_json=as_json, state=lambda batch: batch.state or "pending"
-    )
+    print_list("Batches", BATCH_COLUMNS, found, as_json=as_json, state=lambda batch: batch.state or "pending")

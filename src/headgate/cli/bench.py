@@ -128,7 +128,6 @@ def print_figures(figures: Figures) -> None:
             ("enqueued in bulk", *_rate_cells(figures.bulk), f"enqueue_many of {figures.bulk_size}, one commit each"),
             ("run", *_rate_cells(figures.drain), f"no-op jobs in {counted(figures.slots, 'slot')}, each recorded"),
         ],
-        empty="",
     )
     idle, beside = figures.idle, figures.beside_backlog
     print_table(
@@ -143,7 +142,6 @@ def print_figures(figures: Figures) -> None:
                 f"{beside.probes:,}",
             ),
         ],
-        empty="",
     )
     click.echo("How to read it")
     for line in advice(figures):

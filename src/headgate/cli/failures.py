@@ -42,7 +42,6 @@ def failures(target: str, span: float, is_all: bool, task: str | None, queue: st
         f"Failures since {found.since:%Y-%m-%d %H:%M} UTC",
         FAILURE_COLUMNS,
         found.groups,
-        empty="none",
         place=lambda group: group.cause.place,
         id=lambda group: group.newest.status.id,
     )

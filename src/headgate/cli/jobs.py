@@ -85,9 +85,7 @@ def list_(
     )
     if is_cut is not None:
         click.echo(f"Only part of the jobs was read; continue with --before {is_cut}.", err=True)
-    print_list(
-        "Jobs", JOB_COLUMNS, found, empty="none", as_json=as_json, state=_state, note=lambda job: _note(job, now)
-    )
+    print_list("Jobs", JOB_COLUMNS, found, as_json=as_json, state=_state, note=lambda job: _note(job, now))
 
 
 @jobs.command()
@@ -149,7 +147,6 @@ def explain(target: str, ids: Sequence[str], as_json: bool) -> None:
                 "",
                 ("limit", "key", "rule", "used", "available", "opens"),
                 [(e.limit, e.key, e.rule, e.used, e.available, until(e.next_slot_at, now)) for e in explanation.limits],
-                empty="",
             )
 
 
@@ -628,7 +625,6 @@ def _print_details(details: JobDetails, explained: Explanation, now: datetime) -
             ("results as arguments", origin.results),
             ("result", _as_text(record.result)),
         ],
-        empty="",
     )
     print_table(
         "Its life",
@@ -656,7 +652,6 @@ def _print_details(details: JobDetails, explained: Explanation, now: datetime) -
             )
             for attempt in details.attempts
         ],
-        empty="none",
     )
     last = details.attempts[-1].error if details.attempts else status.error
     if last is not None and last.traceback is not None:

@@ -106,7 +106,6 @@ def show(target: str, limit: str, key: str, span: float, as_json: bool) -> None:
                 ("next slot", until(found.next_slot_at, now)),
                 ("note", _note(found, now)),
             ],
-            empty="",
         )
         click.echo(use_chart(used, now, span))
     if unlimited and not as_json:

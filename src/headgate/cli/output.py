@@ -77,7 +77,7 @@ def print_list(
     columns: Sequence[Column],
     records: Sequence[T],
     *,
-    empty: str,
+    empty: str = "none",
     as_json: bool = False,
     now: datetime | None = None,
     **cells: Callable[[T], object],
@@ -121,7 +121,12 @@ def _cell(column: Column, now: datetime | None, record: object) -> object:
 
 
 def print_table(
-    title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *, empty: str, firm: Collection[str] = ()
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    *,
+    empty: str = "none",
+    firm: Collection[str] = (),
 ) -> None:
     """Print rows under their columns, or `empty` if there are none; NO_COLOR is respected.
 

@@ -190,7 +190,7 @@ def print_outcomes(found: Sequence[SimulationResult]) -> None:
         ),
     ]
     shown = [(label, *(tell(each) for each in found)) for label, tell in rows]
-    print_table("Simulation", ("", *(each.title for each in found)), shown, empty="")
+    print_table("Simulation", ("", *(each.title for each in found)), shown)
     print_table(
         "Waits by key",
         ("", "which", "key", "jobs", "median wait", "longest wait", "last start after"),
@@ -218,7 +218,6 @@ def print_outcomes(found: Sequence[SimulationResult]) -> None:
             for each in found
             for limit in each.limits
         ],
-        empty="none",
     )
     for each in found:
         print_chart(each)

@@ -124,14 +124,12 @@ def status(target: str, as_json: bool) -> None:
             "Tasks that this app does not declare",
             ("task", "queue", "waiting"),
             [(each.task, each.queue, each.jobs) for each in answer.unknown_tasks],
-            empty="",
         )
     if answer.overdue_schedules:
         print_table(
             "Overdue schedules",
             ("schedule", "task", "due at", "why"),
             [(each.name, each.task, each.next_run, each.problem) for each in answer.overdue_schedules],
-            empty="",
         )
     print_table(
         "Throttled",
@@ -144,7 +142,6 @@ def status(target: str, as_json: bool) -> None:
             "In the way",
             ("what", "pid", "for", "details"),
             [(o.kind, o.pid, lasting(o.age), str(o)) for o in answer.blockers],
-            empty="",
         )
 
 

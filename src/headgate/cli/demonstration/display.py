@@ -120,7 +120,6 @@ def print_verdict(verdict: DemoResult) -> None:
         "Result, from the calls that the API recorded and the job store",
         ("", "promise", "measured", "bound", "how it was measured"),
         [(kept if p.kept else broken, p.promise, f"{p.measured:g}", p.bound, p.detail) for p in verdict.promises],
-        empty="",
     )
     click.echo("All promises kept." if verdict.kept else "A promise was broken.")
 
