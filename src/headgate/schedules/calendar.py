@@ -96,10 +96,10 @@ class Calendar(
         unit, count = self._unit_and_count
         words = ["every", unit if count == 1 else f"{count} {unit}s"]
         if self.on is not None:
-            words += ["on", ", ".join(str(day) for day in _listed(self.on))]
+            words += ["on", joined(self.on)]
         if self.in_months is not None:
-            words += ["in", ", ".join(str(month) for month in _listed(self.in_months))]
-        words += ["at", ", ".join(map(str, _listed(self.at))), f"({self.tz})"]
+            words += ["in", joined(self.in_months)]
+        words += ["at", joined(self.at), f"({self.tz})"]
         return " ".join(words)
 
     @cached_property
@@ -114,7 +114,7 @@ class Calendar(
             return unit, count
         if self.on is None:
             return ("day" if self.in_months is None else "month"), 1
-        is_weekly = all(weekdays_named(day) for day in _listed(self.on))
+        is_weekly = all(weekdays_named(day) for day in listed(self.on))
         return ("week" if is_weekly else "month"), 1
 
     @cached_property
@@ -122,10 +122,10 @@ class Calendar(
         zone = zone_of(self.tz, "Calendar")
         unit, count = self._unit_and_count
         start = self.start or _EPOCH
-        months = frozenset(range(1, 13) if self.in_months is None else map(_month, _listed(self.in_months)))
+        months = frozenset(range(1, 13) if self.in_months is None else map(_month, listed(self.in_months)))
         if not months:
             raise _error("in_months is empty")
-        on = None if self.on is None else _listed(self.on)
+        on = None if self.on is None else listed(self.on)
         if on is not None and not on:
             raise _error("on is empty")
         days: _EveryDays | _EveryWeeks | _EveryMonths
@@ -141,7 +141,7 @@ class Calendar(
                 if count > 1 and self.in_months is not None:
                     raise _error(f"months={count} with in_months={self.in_months!r}: give one of them")
                 days = _EveryMonths(count, start, tuple(map(_monthly, on or (start.day,))))
-        times = sorted({_time(time) for time in _listed(self.at)})
+        times = sorted({_time(time) for time in listed(self.at)})
         if not times:
             raise _error("at is empty")
         return WallClock(months, days, times, zone)
@@ -266,12 +266,18 @@ def _time(text: str | int) -> int:
     return found
 
 
-def _listed(given: str | int | Sequence[str | int]) -> tuple[str | int, ...]:
+def listed(given: str | int | Sequence[str | int]) -> tuple[str | int, ...]:
+    """Return one value, or several, as a tuple. Raises DeclarationError for anything else."""
     if isinstance(given, str | int):
         return (given,)
     if isinstance(given, list | tuple):
         return tuple(given)
     raise _error(f"{given!r} is neither a value nor a list of values")
+
+
+def joined(given: str | int | Sequence[str | int]) -> str:
+    """Return one value, or several, as text. Raises as `listed`."""
+    return ", ".join(map(str, listed(given)))
 
 
 def _error(why: str) -> DeclarationError:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from datetime import date
 from typing import Any
 
 from headgate.errors import DeclarationError
-from headgate.schedules.calendar import MONTHS, Calendar
+from headgate.schedules.calendar import MONTHS, Calendar, joined, listed
 from headgate.schedules.cron import Cron
 from headgate.schedules.every import Every
 
@@ -70,26 +69,19 @@ def calendar_text(calendar: Calendar) -> str:
             break
     else:
         words = [] if calendar.on is not None else ["every day" if calendar.in_months is None else "every month"]
-    words += [f"on {_listed(calendar.on)}"] if calendar.on is not None else []
-    words += [f"in {_listed(_named(calendar.in_months))}"] if calendar.in_months is not None else []
-    words += [f"at {_listed(calendar.at)}"]
+    words += [f"on {joined(calendar.on)}"] if calendar.on is not None else []
+    if calendar.in_months is not None:
+        named = [MONTHS[each - 1] if isinstance(each, int) else each for each in listed(calendar.in_months)]
+        words.append(f"in {joined(named)}")
+    words += [f"at {joined(calendar.at)}"]
     words += [f"from {calendar.start.isoformat()}"] if calendar.start is not None else []
     return " ".join(words)
 
 
-def _named(months: str | int | Sequence[str | int]) -> Sequence[str | int]:
-    listed = (months,) if isinstance(months, str | int) else months
-    return [MONTHS[month - 1] if isinstance(month, int) else month for month in listed]
-
-
-def _listed(items: str | int | Sequence[str | int]) -> str:
-    return str(items) if isinstance(items, str | int) else ", ".join(map(str, items))
-
-
-def _items(text: str, listed: str) -> list[str]:
-    items = [item.strip() for item in listed.split(",")]
+def _items(text: str, given: str) -> list[str]:
+    items = [item.strip() for item in given.split(",")]
     if not all(items):
-        raise _error(text, f"{listed!r} has an empty place")
+        raise _error(text, f"{given!r} has an empty place")
     return items
 
 
