@@ -124,14 +124,11 @@ def count_and_change(
     if as_json:
         print_json(result)
     else:
-        _print_bulk(result, _WORDS[word])
+        words = _WORDS[word]
+        click.echo(f"{counted(result.changed, 'job')} {words.would if result.is_dry_run else words.done}")
+        for reason, times in result.refused.items():
+            click.echo(printable(f"{counted(times, 'job')} not changed: {reason}"))
+        if result.is_cut:
+            click.echo(f"more jobs match; {words.again}, or raise --most")
     if not result.changed:
         raise SystemExit(1)
-
-
-def _print_bulk(result: BulkResult, words: _BulkWords) -> None:
-    click.echo(f"{counted(result.changed, 'job')} {words.would if result.is_dry_run else words.done}")
-    for reason, times in result.refused.items():
-        click.echo(printable(f"{counted(times, 'job')} not changed: {reason}"))
-    if result.is_cut:
-        click.echo(f"more jobs match; {words.again}, or raise --most")

@@ -177,7 +177,10 @@ class RequestLimit(Generic[R]):
         if self._share is not None:
             decision = self._share.sync.try_acquire(key)
             return None if decision else self.refusal(decision)
-        return None if passes else unavailable()
+        if passes:
+            return None
+        problem = {"title": "The limit of requests cannot be checked", "status": 503}
+        return _refusal(503, "Service Unavailable", [("Retry-After", str(UNKNOWN_WAIT))], problem)
 
 
 def key_of_address(address: str) -> str:
@@ -197,12 +200,6 @@ def missing_address(where: str) -> DeclarationError:
         f"{where}: this request has no client address, as behind a Unix socket; pass key=, a function of the request, "
         "or let the server read the address that your proxy passes on"
     )
-
-
-def unavailable() -> Refusal:
-    """Return the answer to a request whose limit cannot be checked: 503."""
-    problem = {"title": "The limit of requests cannot be checked", "status": 503}
-    return _refusal(503, "Service Unavailable", [("Retry-After", str(UNKNOWN_WAIT))], problem)
 
 
 def _refusal(status: int, phrase: str, fields: Fields, problem: dict[str, object]) -> Refusal:

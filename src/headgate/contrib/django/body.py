@@ -54,17 +54,13 @@ class DjangoTaskBody:
         # The results of the attempts that run here, until their callbacks are called, if there are any.
         self._attempts: WeakKeyDictionary[JobContext, Any] = WeakKeyDictionary()
         self.parameters = Parameters(task.func, takes_context=task.takes_context)
-        self.app_task: Task[..., Any] = self._declare(queue)
-
-    def _declare(self, queue: str) -> Task[..., Any]:
-        """Make it a task of the app, under the path of its function, in a queue that is declared if it is not yet."""
-        options = options_of(self._task.func)
-        if queue not in self._app._registry.queues:
-            self._app.queue(queue)
-        declared = self._app.task(name=self._task.module_path, queue=queue, **options)(self._function())
-        declared.on_completed(self._on_completed)
-        declared.on_error(self._on_error)
-        return declared
+        # A task of the app, under the path of its function, in a queue that is declared if it is not yet.
+        if queue not in app._registry.queues:
+            app.queue(queue)
+        options = options_of(task.func)
+        self.app_task: Task[..., Any] = app.task(name=task.module_path, queue=queue, **options)(self._function())
+        self.app_task.on_completed(self._on_completed)
+        self.app_task.on_error(self._on_error)
 
     def result_of(self, details: JobDetails) -> Any:
         """Return the current result of one of its jobs."""
