@@ -52,7 +52,11 @@ class AccessControl:
         clock: Clock,
     ) -> None:
         if auth is None or not hasattr(auth, "user"):
-            raise DeclarationError(_missing_auth(auth))
+            wrong = "" if auth is None else f"; {auth!r} is not supported"
+            raise DeclarationError(
+                f"dashboard(app) needs auth, which decides who may use it{wrong}: dashboard(app, "
+                'auth=BasicAuth(ada=("admin", password))), or a BearerAuth, CallbackAuth or OneTimeToken'
+            )
         self._auth = auth
         self._signs_in = cast("SessionAuth", auth) if hasattr(auth, "sign_in") else None
         self._read_only = read_only
@@ -194,14 +198,6 @@ class AccessControl:
         peer = "" if request.client is None else request.client.host
         passed = request.headers.get(f"x-forwarded-{name}", "") if canonical(peer) in self._trusted else ""
         return passed.partition(",")[0].strip()
-
-
-def _missing_auth(auth: object) -> str:
-    wrong = "" if auth is None else f"; {auth!r} is not supported"
-    return (
-        f"dashboard(app) needs auth, which decides who may use it{wrong}: dashboard(app, "
-        'auth=BasicAuth(ada=("admin", password))), or a BearerAuth, CallbackAuth or OneTimeToken'
-    )
 
 
 def _proxy(address: str) -> str:

@@ -143,7 +143,7 @@ class Tally:
                 CallbackFailed: lambda event: self._count(metric.CALLBACKS_FAILED, self._labels.task(event.task)),
                 OccurrencesSkipped: lambda event: self._count(metric.SKIPPED, event.reason, by=event.count),
                 StorageFailed: self._failed,
-                StorageUsed: self._used,
+                StorageUsed: lambda event: self._store[event.verb].observe(event.seconds),
                 NodeStarted: self._begin,
                 NodeLost: self._lost,
                 NodeMeasured: self._note_measured,
@@ -227,9 +227,6 @@ class Tally:
 
     def _count_limiter(self, decision: str, event: LimiterEvent) -> None:
         self._limit(event.limit).decisions[decision] += event.count
-
-    def _used(self, event: StorageUsed) -> None:
-        self._store[event.verb].observe(event.seconds)
 
     def _lost(self, event: NodeLost) -> None:
         self._count(metric.LEASES_EXPIRED, by=event.known is None)
