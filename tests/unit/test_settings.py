@@ -106,6 +106,14 @@ def test_the_variables_that_kubernetes_sets_for_a_service_named_headgate_are_no_
     assert not caplog.records
 
 
+@pytest.mark.parametrize("url", ["db.internal", "redis://db.internal", "postgresql+asyncpg://ada:hunter2@db/shop"])
+def test_a_listen_url_of_another_store_is_refused(url: str) -> None:
+    """The fault: a worker started and polled for ever, with one warning in its log."""
+    with pytest.raises(DeclarationError, match="is no URL of PostgreSQL; write postgresql://user@host/") as caught:
+        load_settings({}, {"HEADGATE_LISTEN_URL": url})
+    assert "hunter2" not in str(caught.value)
+
+
 @pytest.mark.parametrize("empty", ["", "  "])
 def test_a_variable_that_is_empty_counts_as_unset(empty: str) -> None:
     assert load_settings({}, {f"HEADGATE_{name.upper()}": empty for name in SAID}) == load_settings({}, {})
