@@ -160,6 +160,49 @@ def test_an_image_has_the_release_that_wrote_its_file(project: Project) -> None:
 
 
 @only_postgres
+def test_pods_are_admitted_by_the_restricted_standard(project: Project) -> None:
+    """The fault: a namespace that enforces it refused them, and runAsNonRoot refused the image for its USER's name."""
+    for manifest in project.yaml("headgate.yaml"):
+        pod = manifest["spec"]["template"]["spec"]
+        assert pod["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+        for container in pod["containers"]:
+            given = container["securityContext"]
+            assert given == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    assert re.findall(r"(?m)^USER (.*)$", project.text("Dockerfile")) == ["1000"]
+
+
+@only_postgres
+def test_an_image_has_a_name_that_registries_take(project: Project) -> None:
+    """The fault: for a package `_Shop`, `docker build` refused the name `_Shop:1`."""
+    package = project.target.partition(".")[0]
+    (project.folder / package).rename(project.folder / f"_S{package}")
+    project.target = f"_S{project.target}"
+    project.write_again()
+    (compose,) = project.yaml("compose.yaml")
+    assert compose["services"]["worker"]["image"] == f"s{package}"
+    assert {container["image"] for container in project.containers()} == {f"s{package}:1"}
+
+
+@only_sqlite
+def test_the_check_of_a_worker_uses_no_proxy(project: Project) -> None:
+    """The fault: with the proxy of Docker's own configuration, a worker that was ready counted as unhealthy."""
+    (compose,) = project.yaml("compose.yaml")
+    # Handlers start programs whose children nobody else waits for.
+    assert compose["services"]["worker"]["init"] is True
+    _, *check = compose["services"]["worker"]["healthcheck"]["test"]
+    for status, code in ((200, 0), (503, 1)):
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            words = [sys.executable, *check[1:-1], check[-1].replace("8090", str(server.getsockname()[1]))]
+            checking = run(project, words, {"http_proxy": "http://127.0.0.1:1"}, project.folder)
+            server.settimeout(patient(20))
+            with server.accept()[0] as client:
+                assert client.recv(8192).startswith(b"GET /ready HTTP/1.1")
+                client.sendall(f"HTTP/1.1 {status} text\r\nContent-Length: 0\r\n\r\n".encode())
+            checking.communicate(timeout=patient(20))
+            assert checking.returncode == code
+
+
+@only_postgres
 def test_a_second_deploy_is_not_refused_for_the_job_of_the_first(project: Project) -> None:
     job = project.yaml("headgate.yaml")[0]
     assert (job["kind"], job["spec"]["ttlSecondsAfterFinished"]) == ("Job", 300)

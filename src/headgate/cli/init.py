@@ -115,7 +115,7 @@ def docker(app: Headgate, target: str, queues: Queues, image: str | None) -> Pla
             "compose.yaml",
             app,
             folder=str(folder),
-            image=image or _package(target),
+            image=image or _image_name(target),
             worker=json.dumps([*PROBED, *_words(queues)]),
             **_times(app._settings.grace),
         )
@@ -169,7 +169,7 @@ def k8s(app: Headgate, target: str, queues: Queues, image: str | None) -> Plan:
         raise click.ClickException(
             "a SQLite file is for the processes of one machine; for Kubernetes, use postgresql://host/database"
         )
-    image = image or f"{_package(target)}:1"
+    image = image or f"{_image_name(target)}:1"
     worker = json.dumps([*PROBED, "--metrics-port=9100", "--metrics-host=0.0.0.0", *_words(queues)])
     # In names of queues only the dot has a meaning in a pattern, and PromQL reads the backslash as Python does.
     pattern = "|".join(queues).replace(".", r"\\.")
@@ -235,6 +235,11 @@ def _image(app: Headgate, target: str, folder: Path) -> dict[str, str]:
 
 def _package(target: str) -> str:
     return target.partition(":")[0].partition(".")[0]
+
+
+def _image_name(target: str) -> str:
+    # No registry takes capitals, or a name that begins or ends with an underscore.
+    return _package(target).lower().strip("_")
 
 
 def _words(queues: Queues) -> list[str]:
