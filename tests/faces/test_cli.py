@@ -235,9 +235,13 @@ def test_the_help_of_the_worker_documents_its_exit_codes() -> None:
         ("./{name}.py", ["{name}.py is a file, not a module; write {name}:app"]),
         ("shop/{name}.py:jobs", ["{name}.py is a file, not a module; write shop.{name}:jobs"]),
         ("/srv/{name}.py:jobs", ["{name}.py is a file, not a module; write {name}:jobs, in /srv"]),
+        ("shop/__init__.py", ["__init__.py is a file, not a module; write shop:app"]),
+        ("/srv/shop/__init__.py:jobs", ["__init__.py is a file, not a module; write shop:jobs, in /srv"]),
+        ("src/shop/jobs.py", ["jobs.py is a file, not a module; write shop.jobs:app, in "]),
     ],
 )
 def test_an_app_that_cannot_be_found_is_reported_in_one_line(project: Project, target: str, parts: list[str]) -> None:
+    """The fault: `write shop.__init__:app` and `write src.shop.jobs:app`, which make a second app without its tasks."""
     for command in (["worker"], ["status"], ["jobs", "list"], ["limits", "list"]):
         expected = [part.format(name=project.name) for part in parts]
         assert_one_line(call(*command, target.format(name=project.name)), 1, *expected)

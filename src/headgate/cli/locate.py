@@ -113,11 +113,14 @@ def _code_of(target: str) -> Iterator[None]:
 
 
 def _of_file(file: Path, attribute: str) -> str:
-    """Return the error about a file in the place of a module."""
-    here = Path.cwd()
-    inside = file.resolve().is_relative_to(here)
-    module = ".".join(file.resolve().relative_to(here).with_suffix("").parts) if inside else file.stem
-    return f"{file} is a file, not a module; write {module}:{attribute}{'' if inside else f', in {file.parent}'}"
+    """Return the error about a file in the place of a module: another name for it would run its code twice."""
+    here, path = Path.cwd(), file.resolve()
+    path = path.parent if path.name == "__init__.py" else path.with_suffix("")
+    root = here if here in path.parents else path.parent
+    if (src := here / "src") in path.parents and not (src / "__init__.py").exists():
+        root = src
+    module = ".".join(path.relative_to(root).parts)
+    return f"{file} is a file, not a module; write {module}:{attribute}{'' if root == here else f', in {root}'}"
 
 
 def _only_app(module: ModuleType) -> str:
