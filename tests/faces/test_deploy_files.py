@@ -159,6 +159,18 @@ def test_an_image_has_the_release_that_wrote_its_file(project: Project) -> None:
     assert "install -d -o jobs /data\n" in text
 
 
+@only_sqlite
+def test_an_image_has_the_packages_of_the_payload_codecs(project: Project) -> None:
+    """The fault: a worker with encrypted payloads could not start in the image: AesGcm needs cryptography."""
+    made = "from headgate import AesGcm, Zstd" + APP.replace(
+        "Headgate()", "Headgate(codec=[Zstd(), AesGcm('1', bytes(32))])"
+    )
+    (project.folder / project.target.partition(".")[0] / "jobs.py").write_text(made)
+    project.write_again()
+    (installed,) = re.findall(r"'headgate\[(.*)\]==", project.text("Dockerfile"))
+    assert {"encryption", "zstd"} <= {*installed.split(",")}
+
+
 @only_postgres
 def test_pods_are_admitted_by_the_restricted_standard(project: Project) -> None:
     """The fault: a namespace that enforces it refused them, and runAsNonRoot refused the image for its USER's name."""

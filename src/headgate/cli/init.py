@@ -29,6 +29,7 @@ TEMPLATES = Path(__file__).with_name("deploy")
 """The files with `{{words}}`. A line `# [flag]` begins a part, up to the next empty line; or it ends a line."""
 
 FLAGS = ("postgres", "sqlite", "requirements", "project")
+EXTRAS = {"cryptography": "encryption", "fsspec": "folder", "backports.zstd": "zstd"}  # by what an app has imported
 
 PROBED = ("worker", "--health-port=8090", "--health-host=0.0.0.0")
 
@@ -216,8 +217,9 @@ def _image(app: Headgate, target: str, folder: Path) -> dict[str, str]:
     here = Path.cwd()
     if not root.is_relative_to(here) or "site-packages" in root.parts:
         raise click.ClickException(f"{module.__name__} is in {root}, not in {here}; cd into the folder of your project")
-    extras = ["dashboard", "prometheus", "uvloop", *([] if app._client.address.file else ["postgres"])]
-    extras += ["redis"] if app._client.remote_limits.urls else []
+    used = {"postgres": not app._client.address.file, "redis": app._client.remote_limits.urls}
+    extras = ["dashboard", "prometheus", "uvloop", *(extra for extra in used if used[extra])]
+    extras += [extra for name, extra in EXTRAS.items() if name in sys.modules]
     return {
         ".dockerignore": _rendered("dockerignore", app),
         "Dockerfile": _rendered(
