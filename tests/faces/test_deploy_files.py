@@ -14,6 +14,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +197,15 @@ def test_an_image_has_a_name_that_registries_take(project: Project) -> None:
 
 
 @only_sqlite
+def test_no_secrets_and_no_jobs_of_any_folder_get_into_the_image(project: Project) -> None:
+    """The fault: `deploy/prod.env` and `var/jobs.db` were copied, as a pattern without a slash is for the top only."""
+    patterns = [line.removeprefix("**/") for line in project.text(".dockerignore").splitlines() if "**/" in line]
+    for name in ("headgate.env", ".env", ".env.production", "jobs.db", "jobs.db-wal", "db.sqlite3", "db.sqlite3-wal"):
+        assert any(fnmatch(name, pattern) for pattern in patterns), name
+    assert not any(fnmatch("jobs.py", pattern) for pattern in patterns)
+
+
+@only_sqlite
 def test_the_check_of_a_worker_uses_no_proxy(project: Project) -> None:
     """The fault: with the proxy of Docker's own configuration, a worker that was ready counted as unhealthy."""
     (compose,) = project.yaml("compose.yaml")
@@ -299,7 +309,7 @@ def test_compose_has_the_database_of_the_app(project: Project) -> None:
         assert "install -d -o jobs /data" in project.text("Dockerfile"), "or the volume would belong to root"
     # What the context of the image is, has the code; the secrets stay out of it.
     assert services["worker"]["build"] == "."
-    assert "*.env" in project.text(".dockerignore").splitlines()
+    assert "**/*.env" in project.text(".dockerignore").splitlines()
     assert (project.folder / "headgate.env").stat().st_mode & 0o777 == 0o600
 
 
