@@ -112,6 +112,36 @@ def test_sigterm_ends_a_worker_that_still_imports_its_command(folder: Path) -> N
         assert worker.wait(patient(20)) == 0
 
 
+CHATTY = """
+import logging, pathlib
+from headgate import Headgate
+app = Headgate("sqlite:///jobs.db", heartbeat=0.5, lease=1)
+
+@app.task
+async def say() -> None:
+    pathlib.Path("running").touch()
+    logging.getLogger("chatty").warning("." * 500_000)
+"""
+
+
+@pytest.mark.nightly
+def test_a_worker_whose_log_was_not_read_says_so_and_goes_on(folder: Path) -> None:
+    """The fault: it said that a handler had blocked the event loop, or that the process had been frozen."""
+    (folder / "chatty.py").write_text(CHATTY)
+    assert call("migrate", "chatty:app").exit_code == 0
+    assert call("jobs", "enqueue", "chatty:app", "say").exit_code == 0
+    words = [sys.executable, "-m", "headgate", "worker", "chatty:app"]
+    with subprocess.Popen(words, cwd=folder, stderr=subprocess.PIPE, text=True) as worker:
+        assert worker.stderr is not None
+        until_now((folder / "running").exists)
+        time.sleep(3)
+        blocked = next(line for line in worker.stderr if "the event loop was blocked for" in line)
+        worker.send_signal(signal.SIGTERM)
+        worker.communicate(timeout=patient(30))
+    assert worker.returncode == 0
+    assert blocked.endswith("(make it a plain def task), its log was not read, or the process was frozen\n")
+
+
 HELD = """
 import asyncio, pathlib
 from headgate import Headgate

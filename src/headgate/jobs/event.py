@@ -829,12 +829,12 @@ class StorageRecovered(Event, frozen=True):
 
 @logged(logging.WARNING)
 class LoopBlocked(Event, frozen=True):
-    """The event loop did not run for so many seconds: a handler blocked it, or the process was frozen."""
+    """The event loop did not run for so many seconds: a handler or an unread log blocked it, or it was frozen."""
 
     seconds: float
 
     def line(self) -> str:
-        cause = "a handler blocked it (make it a plain def task), or the process was frozen"
+        cause = "a handler blocked it (make it a plain def task), its log was not read, or the process was frozen"
         return f"the event loop was blocked for {self.seconds:.1f} s: {cause}"
 
 
