@@ -89,7 +89,13 @@ def withdrawals(place: Place) -> list[tuple[str, str, str]]:
         f"ALTER TABLE {job} RENAME COLUMN importance TO priority",
         "priority",
     )
-    return [column, (f"REVOKE {rights} FROM {place.role}", f"GRANT {rights} TO {place.role}", "GRANT"), renamed]
+    hidden = (
+        f"ALTER TABLE {job} ENABLE ROW LEVEL SECURITY",
+        f"ALTER TABLE {job} DISABLE ROW LEVEL SECURITY",
+        "without row level security",
+    )
+    right = (f"REVOKE {rights} FROM {place.role}", f"GRANT {rights} TO {place.role}", "GRANT")
+    return [column, right, renamed, hidden]
 
 
 async def test_a_worker_continues_when_its_rights_are_restored(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

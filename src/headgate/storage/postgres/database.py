@@ -59,6 +59,8 @@ SETTINGS = {
     "jit": "off",
     # Statements read what others have committed before they got their locks, whatever the database or the role prefers.
     "default_transaction_isolation": "read committed",
+    # Rows that a policy hides would look deleted, and a lane without them empty; so it is an error.
+    "row_security": "off",
 }
 """Settings of a session; behind a pooler, of each transaction."""
 
@@ -697,7 +699,7 @@ def translate(error: Exception, url: str, *, opening: bool = False) -> Exception
         if code == _FORBIDDEN:
             return StorageUnavailable(
                 f"{name} denies access: {text}; let the owner of the schema GRANT USAGE on it, SELECT, INSERT, UPDATE "
-                "and DELETE on its tables, and EXECUTE on its functions"
+                "and DELETE on its tables, without row level security, and EXECUTE on its functions"
             )
         if code in _WITHDRAWN:
             return StorageUnavailable(
