@@ -233,6 +233,16 @@ async def test_a_database_that_lacks_characters_is_refused(postgres_url: str, ab
     await ask(postgres_url, f"DROP DATABASE {name} (FORCE)")
 
 
+async def test_a_schema_with_a_table_of_another_program_is_refused(postgres_url: str, absent_schema: str) -> None:
+    """The fault: `headgate migrate` and all other commands ended with a traceback of the driver."""
+    await ask(postgres_url, f"CREATE SCHEMA {absent_schema} CREATE TABLE migration (id integer, applied text)")
+    storage = storage_at(postgres_url, absent_schema)
+    with pytest.raises(StorageUnusable, match=r"another program's: column \"number\".*; choose another schema"):
+        await storage.migrate()
+    with pytest.raises(StorageUnusable, match="another program's"):
+        await storage.open(migrate=False)
+
+
 # ----------------------------------------------------------------------------------------------------- rights
 
 
@@ -264,7 +274,7 @@ async def test_a_role_without_create_rights_opens_only_an_up_to_date_schema(
     postgres_url: str, absent_schema: str, clerk: str, release: Release
 ) -> None:
     with pytest.raises(
-        StorageUnusable, match=r"has to be created, and this user may not.*CREATE on the database, or an"
+        StorageUnusable, match=r"has to be created or changed, and this user may not.*needs CREATE on the database"
     ):
         await opens(as_user(postgres_url, clerk), absent_schema)
     await opens(postgres_url, absent_schema)

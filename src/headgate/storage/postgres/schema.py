@@ -36,7 +36,7 @@ async def migrate(database: Database, *, dry_run: bool = False) -> Sequence[Migr
         except asyncpg.InsufficientPrivilegeError as error:
             raise StorageUnusable(
                 f"the schema {database.schema!r} of {database.name} has to be created or changed, and this user may "
-                f"not: {error}; run `headgate migrate` once as its owner"
+                f"not: {error}; run `headgate migrate` as its owner; a new one needs CREATE on the database"
             ) from error
         except _RACED:
             if not tries_left:
@@ -88,6 +88,11 @@ async def _migrate(database: Database, dry_run: bool) -> Sequence[Migration]:
                     f"{where} cannot be read by this user: {error}; let its owner GRANT USAGE on the schema, and "
                     "SELECT, INSERT, UPDATE and DELETE on its tables, without row level security"
                 ) from error
+            except asyncpg.UndefinedColumnError as error:
+                raise StorageUnusable(
+                    f"the table migration in {where} is another program's: {error.args[0]}; choose another schema "
+                    "with HEADGATE_SCHEMA or schema="
+                ) from error
             return missing if dry_run or not missing else await _apply(connection, database, where)
 
 
@@ -102,13 +107,7 @@ async def _apply(connection: asyncpg.Connection, database: Database, where: str)
     await connection.execute("; ".join([BEGIN, *(f"SET LOCAL {name} = '{value}'" for name, value in settings.items())]))
     # The server asks for CREATE on the database even if the schema exists.
     if await connection.fetchval("SELECT to_regnamespace($1)", schema) is None:
-        try:
-            await connection.execute(f"CREATE SCHEMA IF NOT EXISTS {schema}", timeout=TURN_TIMEOUT + COMMAND_TIMEOUT)
-        except asyncpg.InsufficientPrivilegeError as error:
-            raise StorageUnusable(
-                f"{where} has to be created, and this user may not: {error}; the user that runs `headgate migrate` "
-                "needs CREATE on the database, or an existing schema that it owns"
-            ) from error
+        await connection.execute(f"CREATE SCHEMA IF NOT EXISTS {schema}", timeout=TURN_TIMEOUT + COMMAND_TIMEOUT)
     await connection.execute(
         f"CREATE TABLE IF NOT EXISTS {schema}.migration (number integer PRIMARY KEY, name text NOT NULL,"
         " checksum text NOT NULL, is_breaking boolean NOT NULL, applied_at timestamptz NOT NULL DEFAULT now())",
