@@ -12,13 +12,14 @@ import pytest
 from headgate.clock import SystemClock
 from headgate.storage.postgres.storage import PostgresStorage
 from tests.durability.postgres import session_at
-from tests.postgres_server import PostgresServer
+from tests.postgres_server import PostgresServer, server_in
 from tests.until import until
 
 pytestmark = pytest.mark.nightly
 
 
 async def status_of(url: str, folder: Path) -> tuple[int, str]:
+    """The exit code and the output of `headgate status`."""
     (folder / "work.py").write_text(f"from headgate import Headgate\n\napp = Headgate({url!r})\n")
     child = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "headgate", "status", "work:app"),
@@ -50,6 +51,34 @@ async def test_status_names_the_session_that_locks_its_tables(postgres: Postgres
         assert re.search(r"reporting \(postgres\) keeps [12] waiting, idle in transaction; last statement: ", output)
         assert "LOCK TABLE headgate.lane" in output
         assert f"pid {side.get_server_pid()}" in output
+
+
+async def test_status_names_a_prepared_transaction(tmp_path: Path) -> None:
+    """The fault: what a coordinator had left prepared stopped all workers, and nothing said what held the locks."""
+    with server_in(tmp_path, "max_prepared_transactions=2") as server:
+        storage = PostgresStorage(server.url, SystemClock())
+        await storage.open()
+        await storage.close()
+        async with session_at(server.url) as side:
+            await side.execute("BEGIN; LOCK TABLE headgate.lane; PREPARE TRANSACTION 'an order'")
+            code, output = await status_of(server.url, tmp_path)
+            assert code == 1
+            told = (
+                r"prepared transaction 'an order' \(postgres\) keeps [1-9] waiting, until COMMIT PREPARED or ROLLBACK"
+            )
+            assert re.search(told, output)
+            assert "pg_terminate_backend" not in output
+            await side.execute("ROLLBACK PREPARED 'an order'")
+            await side.execute("BEGIN; SELECT pg_current_xact_id(); PREPARE TRANSACTION 'an order'")
+
+            async def is_seen() -> bool:
+                return (
+                    "'an order' (postgres) prevents the removal of dead rows"
+                    in (await status_of(server.url, tmp_path))[1]
+                )
+
+            await until(is_seen, 30)
+            await side.execute("ROLLBACK PREPARED 'an order'")
 
 
 async def test_a_long_transaction_is_shown_if_it_keeps_dead_rows(postgres: PostgresServer) -> None:

@@ -355,7 +355,8 @@ def _of_work(checkup: Checkup) -> Iterator[Finding]:
             continue
         seen_any = True
         level: Level = "problem" if blocker.kind == "blocks" else "warning"
-        advice = f"end it, if need be: SELECT pg_terminate_backend({blocker.pid})"
+        ends = f"SELECT pg_terminate_backend({blocker.pid})" if blocker.pid else "ROLLBACK PREPARED, then its name"
+        advice = f"end it, if need be: {ends}"
         if isinstance(checkup.store, SqliteFacts):
             advice = f"continue it: kill -CONT {blocker.pid}; or end it: kill -9 {blocker.pid}"
         yield Finding(level, "blockers", f"for {age:.0f} s: {blocker}", advice)

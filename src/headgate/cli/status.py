@@ -141,7 +141,7 @@ def status(target: str, as_json: bool) -> None:
         print_table(
             "In the way",
             ("what", "pid", "for", "details"),
-            [(o.kind, o.pid, lasting(o.age), str(o)) for o in answer.blockers],
+            [(o.kind, o.pid or None, lasting(o.age), str(o)) for o in answer.blockers],
         )
 
 
@@ -164,7 +164,8 @@ async def _fetch(admin: Admin) -> Status:
             except StorageUnavailable as error:
                 if not blocking:
                     raise
-                who = "; ".join(f"{each} (pid {each.pid}; pg_terminate_backend ends it)" for each in blocking)
+                ends = " (pid {}; pg_terminate_backend ends it)"
+                who = "; ".join(f"{each}{ends.format(each.pid) if each.pid else ''}" for each in blocking)
                 raise StorageUnavailable(f"{error}; {who}") from error
         finally:
             await counts.close()

@@ -334,8 +334,8 @@ class QueueRecord(msgspec.Struct, frozen=True, array_like=True):
 class Blocker(msgspec.Struct, frozen=True, array_like=True):
     """A session that delays the store: it has a "long transaction" open, or its connection "blocks" others.
 
-    `pid` is the connection's id in the database, or the process that holds a SQLite file; `since` is wall time; `what`
-    is a text for users. `statement` is the beginning of its last one, perhaps with data of its sender, if readable.
+    `pid` is the connection's id in the database (0: a prepared transaction), or the process that holds a SQLite file;
+    `since` is wall time; `what` is for users. `statement` is the beginning of its last one, if readable.
     """
 
     kind: Literal["long transaction", "blocks"]

@@ -1131,7 +1131,7 @@ WHERE id IN (
 
 -- name: blockers [postgres]
 -- Return transactions that have been open for long and keep dead rows from being removed, and connections for which
--- others wait. The server may hide facts about the sessions of other users.
+-- others wait. The server may hide facts about the sessions of other users. A prepared transaction has pid 0.
 WITH session AS (
     SELECT
         pid, xact_start, query_start, wait_event_type,
@@ -1144,6 +1144,10 @@ WITH session AS (
         CASE WHEN state IS NOT NULL THEN nullif(left(regexp_replace(query, '\s+', ' ', 'g'), 120), '') END AS statement
     FROM pg_stat_activity
     WHERE datname = current_database() AND pid <> pg_backend_pid()
+    UNION ALL
+    SELECT 0, prepared, NULL, NULL, true, format('prepared transaction %L (%s)', gid, owner),
+        'until COMMIT PREPARED or ROLLBACK PREPARED', NULL
+    FROM pg_prepared_xacts WHERE database = current_database()
 )
 SELECT
     'long transaction' AS kind, pid, (extract(epoch FROM xact_start) * 1000000)::bigint AS since,
