@@ -14,6 +14,7 @@ _USER = re.compile(r"[\w.%~+-]{1,64}")
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.%]*\]|[\w.-]*)(:\d{1,5})?")
 _OPTIONS = re.compile(r"\?[\w-]+=")
 _OPTION = re.compile(r"(?i)\b([\w-]*(?:pass|pwd|secret|token|key|auth)[\w-]*)\s*=\s*('(?:[^'\\]|\\.)*'|\S+)")
+_PLAIN_OPTIONS = {"host", "port", "sslmode", "target_session_attrs"}
 _SEPARATORS = re.compile(r"[/#?@:&=,]")
 
 _SHORTEST = 3
@@ -82,7 +83,7 @@ def _secrets(url: str) -> set[str]:
     wholes += [
         host.partition(":")[2] or host for host in place.partition("/")[0].split(",") if not _HOST.fullmatch(host)
     ]
-    wholes += [value for _, value in parse_qsl(rest.partition("?")[2])]
+    wholes += [value for name, value in parse_qsl(rest.partition("?")[2]) if name not in _PLAIN_OPTIONS]
     wholes += [match[2].strip("'") for match in _OPTION.finditer(url)]
     pieces = {piece for whole in wholes for piece in (whole, *_SEPARATORS.split(whole))}
     return {form for piece in pieces for form in (piece, unquote(piece)) if len(form) >= _SHORTEST}

@@ -47,3 +47,16 @@ def test_what_a_parser_quotes_of_a_password_is_replaced() -> None:
 def test_a_text_that_quotes_nothing_secret_stays_as_it_is() -> None:
     url = "postgresql://ada:hunter2@db:5432/shop"
     assert without_secrets("Connect call failed ('db', 5432)", url) == "Connect call failed ('db', 5432)"
+
+
+def test_an_error_names_the_host_that_an_option_of_the_url_names() -> None:
+    """The fault: it was "Connect call failed ('***', 5432)", and "connection ***s a valid client certificate"."""
+    url = (
+        "postgresql://ada@/shop?host=10.0.0.1:5432,10.0.0.2&sslmode=require&target_session_attrs=primary&token=hunter2"
+    )
+    told = (
+        "Connect call failed ('10.0.0.2', 5432); connection requires a valid client certificate, and is no primary; ***"
+    )
+    assert without_secrets(told.replace("***", "hunter2"), url) == told
+    misplaced = "postgresql://ada:swordfish?host=hunter2@db/shop"
+    assert without_secrets("swordfish, hunter2", misplaced) == "***, ***"
