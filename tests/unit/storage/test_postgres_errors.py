@@ -39,6 +39,11 @@ def test_a_server_that_is_away_or_busy_is_waited_for(error: Exception) -> None:
     assert "the database" in str(received)
 
 
+def test_a_lock_of_another_session_is_to_be_found_with_status() -> None:
+    """The fault: of a table that somebody had locked, workers logged only "canceling statement due to lock timeout"."""
+    assert "`headgate status` shows who holds the lock" in str(translate(errors.LockNotAvailableError("x"), "db"))
+
+
 @pytest.mark.parametrize("error", [errors.DeadlockDetectedError("x"), errors.SerializationError("x")], ids=str)
 def test_deadlocks_and_serialization_failures_are_deadlocked(error: Exception) -> None:
     assert type(translate(error, "db")) is Deadlocked

@@ -155,6 +155,7 @@ def treatment_of(code: str) -> Treatment:
 
 _FORBIDDEN = "42501"
 _UNKNOWN = "42704"
+_LOCKED = "55P03"
 _READ_ONLY = "25006"
 _WITHDRAWN = ("42P01", "3F000")
 
@@ -512,11 +513,10 @@ class Database:
             await sleep(clock, seconds)
             try:
                 await self.run(work)
-            except StorageUnavailable as error:
-                logger.debug("%s of %s could not be read: %s", reads, self.name, error)
             except Exception as error:
                 # What this task does, no other does in this process, so it outlives any error.
-                logger.warning("%s of %s could not be read: %r", reads, self.name, error)
+                level = logging.DEBUG if isinstance(error, StorageUnavailable) else logging.WARNING
+                logger.log(level, "%s of %s could not be read: %r", reads, self.name, error)
 
     async def transact(
         self,
@@ -715,7 +715,8 @@ def translate(error: Exception, url: str, *, opening: bool = False) -> Exception
             case Treatment.AGAIN:
                 return Deadlocked(f"{name}: {text}")
             case Treatment.REFUSED | Treatment.GONE:
-                return StorageUnavailable(f"{name} refused the request: {text}")
+                advice = "; `headgate status` shows who holds the lock" if code == _LOCKED else ""
+                return StorageUnavailable(f"{name} refused the request: {text}{advice}")
             case Treatment.VALUES:
                 return StatementRejected(f"{name} rejected a value ({code}): {text}", has_bad_values=True)
             case Treatment.DEFECT:

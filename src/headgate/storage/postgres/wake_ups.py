@@ -112,11 +112,10 @@ class WakeUps:
             self._changes = 0
             try:
                 await self._notify(payload)
-            except StorageUnavailable as error:
-                logger.debug("other processes were not notified, and find changes by polling: %s", error)
             except Exception as error:
                 # Without this task, other processes would not be notified any more, so it outlives any error.
-                logger.warning("notifying failed, and others find out by polling: %r", error)
+                level = logging.DEBUG if isinstance(error, StorageUnavailable) else logging.WARNING
+                logger.log(level, "other processes were not notified, and find changes by polling: %r", error)
             await sleep(self._clock, pause)
 
     def _take_payload(self) -> str:
