@@ -81,6 +81,24 @@ async def test_status_names_a_prepared_transaction(tmp_path: Path) -> None:
             await side.execute("ROLLBACK PREPARED 'an order'")
 
 
+async def test_a_commit_that_waits_for_a_synchronous_standby_says_so(tmp_path: Path) -> None:
+    """The fault: sessions of workers were named as what is in the way, and it was advised to end them."""
+    with server_in(tmp_path, "synchronous_standby_names=standby") as server:
+        storage = PostgresStorage(server.url, SystemClock())
+        await storage.open()
+        async with session_at(server.url) as side, session_at(server.url) as other:
+            await side.execute("SET synchronous_commit = on")
+            writing = asyncio.ensure_future(side.execute("CREATE TABLE stored ()"))
+
+            async def is_seen() -> bool:
+                return any("waiting for a synchronous standby" in each.what for each in await storage.blockers())
+
+            await until(is_seen, 30)
+            await other.execute(f"SELECT pg_cancel_backend({side.get_server_pid()})")
+            await writing
+        await storage.close()
+
+
 async def test_a_long_transaction_is_shown_if_it_keeps_dead_rows(postgres: PostgresServer) -> None:
     storage = PostgresStorage(postgres.url, SystemClock())
     await storage.open()

@@ -1140,7 +1140,8 @@ WITH session AS (
             '%s%s', coalesce(nullif(application_name, ''), nullif(backend_type, 'client backend'), 'unnamed program'),
             ' (' || usename || ')'
         ) AS name,
-        coalesce(state, 'doing what this role may not see') AS doing,
+        CASE WHEN wait_event = 'SyncRep' THEN 'waiting for a synchronous standby'
+            ELSE coalesce(state, 'doing what this role may not see') END AS doing,
         CASE WHEN state IS NOT NULL THEN nullif(left(regexp_replace(query, '\s+', ' ', 'g'), 120), '') END AS statement
     FROM pg_stat_activity
     WHERE datname = current_database() AND pid <> pg_backend_pid()
