@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
@@ -116,6 +117,29 @@ async def test_a_pool_whose_connections_are_all_stuck_is_not_waited_for_longer_t
         proxy.release()
         with within(3):
             await data.repeat(lambda session: session.script("SELECT 1"))
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_silent_connections_that_the_pool_replaces_are_no_errors_of_the_event_loop(
+    postgres: PostgresServer,
+) -> None:
+    """The fault: for each connection that a firewall had cut, a traceback of the driver was logged, and no cause."""
+    reported: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: reported.append(context))
+    async with TcpProxy.to(postgres.port) as proxy, opened(postgres.url_at(proxy.port)) as data:
+
+        async def sleep(seconds: float) -> None:
+            await data.run(lambda session: session.script(f"SELECT pg_sleep({seconds})"))
+
+        await asyncio.gather(*(sleep(0.2) for _ in range(3)))
+        proxy.hold()
+        with pytest.raises(StorageUnavailable):
+            await sleep(0)
+        await asyncio.gather(*(sleep(0) for _ in range(3)), return_exceptions=True)
+        await until(lambda: not any("Connection.close()" in repr(task) for task in asyncio.all_tasks()))
+        # An error that no one asks for is reported when its task is collected.
+        gc.collect()
+        assert reported == []
 
 
 @pytest.mark.parametrize("statement", ["BEGIN", "SLEEP", "COMMIT", "ROLLBACK"])

@@ -59,8 +59,7 @@ SETTINGS = {
     "jit": "off",
     # Statements read what others have committed before they got their locks, whatever the database or the role prefers.
     "default_transaction_isolation": "read committed",
-    # Rows that a policy hides would look deleted, and a lane without them empty; so it is an error.
-    "row_security": "off",
+    "row_security": "off",  # Rows that a policy hides would look deleted, and their lanes empty: an error instead.
 }
 """Settings of a session; behind a pooler, of each transaction."""
 
@@ -155,7 +154,6 @@ def treatment_of(code: str) -> Treatment:
 
 _FORBIDDEN = "42501"
 _UNKNOWN = "42704"
-_LOCKED = "55P03"
 _READ_ONLY = "25006"
 _WITHDRAWN = ("42P01", "3F000")
 
@@ -429,7 +427,6 @@ class Database:
             await connection.close(timeout=CLOSE_TIMEOUT)
         except Exception as error:
             logger.debug("a connection to %s was left without closing: %s", self.name, error)
-            connection.terminate()
 
     async def close(self) -> None:
         pool, self._pool = self._pool, None
@@ -715,7 +712,7 @@ def translate(error: Exception, url: str, *, opening: bool = False) -> Exception
             case Treatment.AGAIN:
                 return Deadlocked(f"{name}: {text}")
             case Treatment.REFUSED | Treatment.GONE:
-                advice = "; `headgate status` shows who holds the lock" if code == _LOCKED else ""
+                advice = "; `headgate status` shows who holds the lock" if code == "55P03" else ""  # lock timeout
                 return StorageUnavailable(f"{name} refused the request: {text}{advice}")
             case Treatment.VALUES:
                 return StatementRejected(f"{name} rejected a value ({code}): {text}", has_bad_values=True)
@@ -845,6 +842,11 @@ class _Connection(asyncpg.Connection):
 
     def get_reset_query(self) -> str:
         return ""
+
+    async def close(self, *, timeout: float | None = None) -> None:
+        """Close it. One that stays silent is no error: the pool would leave that to the log of the event loop."""
+        with contextlib.suppress(TimeoutError):
+            await super().close(timeout=timeout)
 
     async def _introspect_types(self, types: Collection[int], timeout: float | None) -> tuple[Any, Any]:
         """Ask about types such as bigint[] once in a process, not in each session: it takes three statements."""

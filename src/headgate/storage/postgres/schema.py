@@ -89,10 +89,8 @@ async def _migrate(database: Database, dry_run: bool) -> Sequence[Migration]:
                     "SELECT, INSERT, UPDATE and DELETE on its tables, without row level security"
                 ) from error
             except asyncpg.UndefinedColumnError as error:
-                raise StorageUnusable(
-                    f"the table migration in {where} is another program's: {error.args[0]}; choose another schema "
-                    "with HEADGATE_SCHEMA or schema="
-                ) from error
+                told = f"the table migration in {where} is another program's: {error.args[0]}"
+                raise StorageUnusable(f"{told}; choose another schema with HEADGATE_SCHEMA or schema=") from error
             return missing if dry_run or not missing else await _apply(connection, database, where)
 
 
@@ -148,9 +146,8 @@ async def _run(connection: asyncpg.Connection, database: Database, migration: Mi
         raise
     except asyncpg.PostgresError as error:
         message = f"migration {migration} of {where} failed, and nothing was changed: {error}"
-        if isinstance(translate(error, database.url, opening=True), StorageUnavailable):
-            raise StorageUnavailable(message) from error
-        raise StorageUnusable(message) from error
+        is_away = isinstance(translate(error, database.url, opening=True), StorageUnavailable)
+        raise (StorageUnavailable if is_away else StorageUnusable)(message) from error
 
 
 async def _pending(connection: asyncpg.Connection, database: Database, where: str) -> list[Migration]:

@@ -1136,10 +1136,8 @@ WITH session AS (
     SELECT
         pid, xact_start, query_start, wait_event_type,
         backend_type = 'client backend' AND (backend_xid IS NOT NULL OR backend_xmin IS NOT NULL) AS keeps_rows,
-        format(
-            '%s%s', coalesce(nullif(application_name, ''), nullif(backend_type, 'client backend'), 'unnamed program'),
-            ' (' || usename || ')'
-        ) AS name,
+        concat(coalesce(nullif(application_name, ''), nullif(backend_type, 'client backend'), 'unnamed program'),
+            ' (' || usename || ')') AS name,
         CASE WHEN wait_event = 'SyncRep' THEN 'waiting for a synchronous standby'
             ELSE coalesce(state, 'doing what this role may not see') END AS doing,
         CASE WHEN state IS NOT NULL THEN nullif(left(regexp_replace(query, '\s+', ' ', 'g'), 120), '') END AS statement
