@@ -32,9 +32,7 @@ from headgate.client.task import Task
 from headgate.clock import Clock, CurrentClock, Duration, SystemClock
 from headgate.engine.bus import Callback, EventBus
 from headgate.engine.children import ChildBounds
-from headgate.engine.drain import Drain
-from headgate.engine.embedded_node import EmbeddedNode, until_ended
-from headgate.engine.node import Node, NodeConfig
+from headgate.engine.node import Drain, EmbeddedNode, Node, NodeConfig, until_ended
 from headgate.engine.stop_signals import on_stop_signals
 from headgate.errors import DeclarationError, PayloadError, UnknownLimit
 from headgate.foreign_words import RefusesForeignWords

@@ -11,7 +11,7 @@ import asyncpg
 import pytest
 from msgspec.structs import replace
 
-from headgate.engine import node_watch
+from headgate.engine import node
 from headgate.jobs.identity import job_number, job_text
 from headgate.storage.postgres import database, wake_ups
 from headgate.storage.postgres.storage import PostgresStorage
@@ -136,7 +136,7 @@ class Polling:
 
 def without_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no worker claim without a cause: it would find, half a minute later, what a test expects to be told of."""
-    monkeypatch.setattr(node_watch, "SWEEP_EVERY", AGES)
+    monkeypatch.setattr(node, "SWEEP_EVERY", AGES)
 
 
 def sent_id(job_id: str) -> bytes:

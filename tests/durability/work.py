@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headgate import FixedWindow, Headgate, Mutex, current_job, current_jobs
-from headgate.engine.node_watch import NodeWatch
+from headgate.engine.node import Node
 from headgate.jobs.event import ClockSkewed, EndingRefused, Event, NodeDeclaredDead, NodeLost, StorageFailed
 from headgate.storage.records import Peer
 from tests.internals import node_of
@@ -91,19 +91,19 @@ class Work:
 
     async def looks_at_others(self, times: int) -> None:
         """Wait until the node has looked so often from now on, once a second, whether another one is dead."""
-        watch = node_of(self.app)._watch
+        node = node_of(self.app)
         looks = 0
 
         async def recover_dead(nodes: Sequence[Peer]) -> None:
             nonlocal looks
-            await NodeWatch.recover_dead(watch, nodes)
+            await Node.recover_dead(node, nodes)
             looks += 1
 
-        watch.recover_dead = recover_dead  # type: ignore[method-assign]
+        node.recover_dead = recover_dead  # type: ignore[method-assign]
         try:
             await until(lambda: looks >= times, times + 10)
         finally:
-            del watch.recover_dead
+            del node.recover_dead
 
     async def used(self, key: str, limit: str = "monthly") -> int:
         """How much of a key's budget is used, as the store has it."""

@@ -21,7 +21,7 @@ from typing import Any
 
 from headgate import Headgate, RetryPolicy, StrictRate, current_job
 from headgate.clock import SystemClock
-from headgate.engine.node_watch import NodeWatch
+from headgate.engine.node import Node
 from headgate.jobs.event import Event
 from headgate.jobs.lifecycle import Ending
 from headgate.limits.limit import AnyRule
@@ -231,10 +231,10 @@ async def main(options: dict[str, Any]) -> None:
     if options.pop("only_is_told", False):
         # It learns of jobs by datagrams alone.
         setattr(peer_notifier, "LOOK_EVERY", 3600.0)  # noqa: B010
-        setattr(NodeWatch, "_check_store", nothing)  # noqa: B010
+        setattr(Node, "_check_store", nothing)  # noqa: B010
     if options.pop("only_looks", False):
         # It learns of them by its own looks at the file alone.
-        setattr(NodeWatch, "_check_store", nothing)  # noqa: B010
+        setattr(Node, "_check_store", nothing)  # noqa: B010
         setattr(PeerNotifier, "_receive", lambda self: self._socket.recv(64))  # noqa: B010
     watch()
     app = make_app(HoldingStorage(path, points, options.pop("patience", 30)), run_log, points, **options)

@@ -9,7 +9,7 @@ import pytest
 
 from headgate import Headgate, JobState, RetryPolicy, StrictRate, batch, chain, current_job
 from headgate.clock import SECOND
-from headgate.engine.drain import Drain
+from headgate.engine.node import Drain
 from headgate.storage.procedures.following import FOLLOWERS_AT_ONCE
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual

@@ -9,10 +9,11 @@ from concurrent.futures import Executor as Pool
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from types import TracebackType
+from typing import Any, Literal, Self
 
 from headgate.arguments import MOST_SLOTS
-from headgate.clock import SECOND, Clock, microseconds, wait_for_event, wait_until_done
+from headgate.clock import SECOND, Clock, microseconds, sleep, wait_for_event, wait_until_done
 from headgate.engine.alert_sender import AlertSender
 from headgate.engine.alerter import Alerter
 from headgate.engine.attempt import RunningAttempt
@@ -22,12 +23,10 @@ from headgate.engine.charge import ChargeRouter
 from headgate.engine.children import UNBOUNDED, ChildBounds
 from headgate.engine.claim_loop import ClaimLoop, ClaimNotices, ClaimWakeup
 from headgate.engine.claim_tracker import ClaimTracker
-from headgate.engine.drain import Drain, stop_when_drained
 from headgate.engine.fetcher import Fetcher
 from headgate.engine.housekeeper import Housekeeper
 from headgate.engine.large_payloads import LargePayloads, sweep_regularly
 from headgate.engine.lease_keeper import LeaseKeeper, Membership, OwnLease, PeerLeases
-from headgate.engine.node_watch import NodeWatch
 from headgate.engine.recorder import Recorder
 from headgate.engine.recurring import Recurring
 from headgate.engine.remote_limits import RemoteLimit
@@ -35,12 +34,22 @@ from headgate.engine.reporter import Reporter
 from headgate.engine.running_attempts import MakeAttempt, OutcomeRecorder, RunningAttempts, Slots
 from headgate.engine.services import Services, WithServices
 from headgate.errors import HeadgateError, StorageUnavailable
-from headgate.jobs.event import NodeCrashed, NodeStarted, NodeStopped, NodeStopping, ShutdownFailed
+from headgate.jobs.event import (
+    LoopBlocked,
+    NodeChanged,
+    NodeCrashed,
+    NodeLost,
+    NodeMeasured,
+    NodeStarted,
+    NodeStopped,
+    NodeStopping,
+    ShutdownFailed,
+)
 from headgate.jobs.identity import process_name
 from headgate.jobs.job import describe_error, summarize_error
 from headgate.jobs.retention import DEFAULT_RETENTION, Retention
-from headgate.shielding import call_any, in_thread, is_cancellation
-from headgate.storage.records import NodeControls
+from headgate.shielding import call_any, in_thread, is_cancellation, shield_until_done
+from headgate.storage.records import NodeControls, Peer
 from headgate.tasks.alert import DeclaredAlert
 from headgate.tasks.callbacks import name_of
 from headgate.tasks.context import JobLogCapture, guard_tasks, unguard_tasks
@@ -50,6 +59,15 @@ from headgate.tasks.modules import is_session
 from headgate.tasks.registry import Registry
 from headgate.tasks.tracing import Tracing
 from headgate.version import __version__
+
+Drain = Literal["ready", "all"]
+"""`ready`: until no job runs and none can start now. `all`: until no job waits for a limit or its time either."""
+
+SWEEP_EVERY = 30
+"""Seconds between two claims without a cause."""
+
+DRAIN_INTERVAL = 0.1
+"""Seconds between two checks of a draining node that has nothing to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,8 +102,9 @@ class NodeConfig:
 class Node(WithServices):
     """Runs jobs of one app until it is stopped.
 
-    It creates its parts and ends them in order; each has its own state and module. `pool` runs the functions of
-    thread tasks (default: one thread per slot).
+    It creates its parts and ends them in order; each has its own state and module. Every second it checks the store,
+    which recovers dead nodes, and its own event loop and clocks. `pool` runs the functions of thread tasks (default:
+    one thread per slot).
     """
 
     def __init__(
@@ -121,7 +140,7 @@ class Node(WithServices):
             release=config.release,
         )
         self._slots = Slots(config.queues, config.slots, config.weights)
-        own_lease, peers = OwnLease(lease, services.clock), PeerLeases(lease, interval)
+        own_lease, self._peers = OwnLease(lease, services.clock), PeerLeases(lease, interval)
         # The parts that write for attempts.
         self._reporter = Reporter(services, self.id, most_lines=config.log_lines, lowest=config.log_level)
         self._capture = JobLogCapture(self._reporter)
@@ -163,7 +182,7 @@ class Node(WithServices):
             services,
             self._membership,
             own_lease,
-            peers,
+            self._peers,
             self.attempts,
             self.claim_tracker,
             self.recorder,
@@ -200,33 +219,8 @@ class Node(WithServices):
             self._others["alerter"] = Alerter(services, alerts, sender, lambda: self._fetcher.limits_away).run
         if large_payloads is not None:
             self._others["folder-sweeper"] = partial(sweep_regularly, large_payloads, services)
-        self._watch = NodeWatch(
-            services,
-            self._membership,
-            peers,
-            self.claim_tracker,
-            self.lease,
-            self.attempts,
-            self._slots,
-            self.recorder,
-            self.recurring,
-            self._housekeeper,
-            self._wakeup,
-            stop=self._stop_by_operator,
-        )
         if config.drain is not None:
-            self._others["drain"] = partial(
-                stop_when_drained,
-                config.drain,
-                services,
-                self.attempts,
-                self.claim_tracker,
-                self._fetcher,
-                config.queues.keys(),
-                config.labels,
-                stopping=self._stopping,
-                stop=self.stop,
-            )
+            self._others["drain"] = partial(self._stop_when_drained, config.drain)
 
     def _hooks_to_call(self, registry: Registry) -> list[LifecycleHook]:
         """Return the functions for the start and the end of this node."""
@@ -337,7 +331,7 @@ class Node(WithServices):
             background = [
                 group.create_task(self._claims.run(self._backlog_migrator.has_noted), name="headgate-claims"),
                 group.create_task(self.lease.run(), name="headgate-heartbeats"),
-                group.create_task(self._watch.run(), name="headgate-watch"),
+                group.create_task(self._watch(), name="headgate-watch"),
                 group.create_task(self._housekeeper.run(), name="headgate-housekeeper"),
                 group.create_task(self._housekeeper.run_pruning(), name="headgate-pruning"),
                 group.create_task(self.recurring.run(), name="headgate-recurring"),
@@ -375,6 +369,135 @@ class Node(WithServices):
     def _timeout(self, seconds: float) -> float:
         """Return the timeout of a step of the shutdown: `seconds`, or 1 after `abort`."""
         return 1.0 if self._aborting.is_set() else seconds
+
+    # ------------------------------------------------------------------------------------------------ watch
+
+    async def _watch(self) -> None:
+        """Check every second: the store, the event loop, and whether a clock was stepped."""
+        turns = 0
+        ahead = self._storage.now() - self._clock.monotonic()
+        while True:
+            try:
+                await self._check_store()
+            except StorageUnavailable as error:
+                self._publish_failure("checking the nodes", error)
+            # Measured from here: a slow store does not mean that the event loop is blocked.
+            expected = self._clock.monotonic() + SECOND
+            await sleep(self._clock, 1.0)
+            late = (self._clock.monotonic() - expected) / SECOND
+            stepped = self._storage.now() - self._clock.monotonic() - ahead
+            if late > 1.0:
+                self.lease.check()
+            if abs(stepped) > SECOND // 2 or late > 1.0:
+                # Timers were set by the store's old wall time, or do not count the time for which the machine slept.
+                ahead += stepped
+                self._wakeup.wake()
+                self.recurring.wake()
+            turns += 1
+            if turns % SWEEP_EVERY == 0:
+                self._wakeup.sweep()
+                self.recurring.wake()
+            self._measure(late)
+
+    async def _check_store(self) -> None:
+        """Recover dead nodes, and read cancellations, what operators set, and what the housekeeper has to do.
+
+        One statement reads the other nodes, what this one is set to do, and what is due.
+        """
+        update = await self._storage.node_update(self.id)
+        self._housekeeper.note(update)
+        if update.name is not None:
+            self._membership.name = update.name
+        if update.controls is not None:
+            self._apply(update.controls)
+        if update.has_arrived:
+            # The enqueueing process may have been killed before its notification, or the notification was lost.
+            self._wakeup.wake()
+        await self.recover_dead(update.peers)
+        if self.claim_tracker.take_check():
+            await self.lease.beat()
+        if self.attempts:
+            for job_id in await self._storage.cancels(self.id, self.attempts.jobs):
+                self.attempts.cancel(job_id)
+
+    async def recover_dead(self, nodes: Sequence[Peer]) -> None:
+        """Recover the jobs of the dead among these nodes. Every node does, so no leader is needed."""
+        for dead in self._peers.dead(nodes, self.id, self._clock.monotonic()):
+            recovered = await self._storage.recover(dead.id, dead.beat)
+            if recovered is None:
+                continue
+            ended = [*recovered.poisonous, *recovered.completed, *recovered.cancelled]
+            if recovered.known is None or recovered.returned or ended:
+                self._bus.publish(
+                    NodeLost(
+                        at=self._clock.now(),
+                        node=dead.id,
+                        returned=len(recovered.returned),
+                        poisonous=len(recovered.poisonous),
+                        completed=len(recovered.completed),
+                        cancelled=len(recovered.cancelled),
+                        poisonous_jobs=tuple(recovered.poisonous),
+                        known=recovered.known,
+                    )
+                )
+            self._publish_dropped(await self._storage.final(ended) if ended else ())
+
+    def _apply(self, controls: NodeControls) -> None:
+        """Apply what the store says that this node is set to do; no effect if it does that already."""
+        before, self._membership.controls = self._membership.controls, controls
+        if controls.is_stopping:
+            self._stop_by_operator()
+        elif controls != before:
+            self._slots.change(controls.queues, controls.slots, is_quiet=controls.is_quiet)
+            self._bus.publish(
+                NodeChanged(
+                    at=self._clock.now(),
+                    node=self.id,
+                    queues=controls.queues,
+                    slots=controls.most,
+                    is_quiet=controls.is_quiet,
+                )
+            )
+            self._wakeup.wake()
+
+    def _measure(self, late: float) -> None:
+        """Publish how busy the node is; `late` is the delay in seconds with which the event loop woke this task."""
+        if self._bus.has_listener(NodeMeasured):
+            own = self._clock.now()
+            self._bus.publish(
+                NodeMeasured(
+                    at=own,
+                    node=self.id,
+                    slots={queue: busy + self._slots.free_in(queue) for queue, busy in self._slots.busy.items()},
+                    busy=self._slots.busy,
+                    lingering=len(self.attempts.lingering),
+                    unrecorded=len(self.recorder.pending),
+                    loop_lag=max(0.0, late),
+                    clock_skew=(own - self._storage.now()) / SECOND,
+                )
+            )
+        if late > 1.0:
+            self._bus.publish(LoopBlocked(at=self._clock.now(), seconds=late))
+
+    async def _stop_when_drained(self, until: Drain) -> None:
+        """Stop when the queues are drained; return when the node stops."""
+        queues, labels = self._config.queues.keys(), self._config.labels
+        while not self._stopping.is_set():
+            before, names = (self.attempts.started, self._fetcher.requests), self._registry.runnable(labels).names
+            # The claim that requests starts from another store closes the key until they are there.
+            is_busy = self.attempts or self._fetcher.is_fetching
+            try:
+                is_drained = not is_busy and not await self._storage.is_work_left(
+                    queues, names, ready_only=until == "ready"
+                )
+            except StorageUnavailable as error:
+                self._publish_failure("checking for remaining work", error)
+            else:
+                # A job that arrived after the check and was claimed at once is still run.
+                has_started_none = before == (self.attempts.started, self._fetcher.requests)
+                if is_drained and has_started_none and not self.claim_tracker.is_claiming:
+                    self.stop()
+            await sleep(self._clock, DRAIN_INTERVAL)
 
 
 class NodeHooks:
@@ -471,3 +594,68 @@ class NodeHooks:
         if self._pool is None:
             self._pool = self._own_pool = ThreadPoolExecutor(1, thread_name_prefix="headgate-hook")
         await call_any(function, run=partial(in_thread, self._pool))
+
+
+async def until_ended(node: Node, running: asyncio.Task[None], *others: asyncio.Future[Any]) -> None:
+    """Return when `running`, the run of the node, or one of the others is done; raise what the node raises.
+
+    A caller that is cancelled aborts the node and waits for it. Otherwise its jobs would be lost until its lease ends.
+    """
+    try:
+        await asyncio.wait([running, *others], return_when=asyncio.FIRST_COMPLETED)
+    except asyncio.CancelledError:
+        node.abort()
+        await shield_until_done(running)
+        raise
+    if running.done():
+        running.result()
+
+
+class EmbeddedNode:
+    """Runs a node for as long as an `async with` block lasts.
+
+    When the node crashes, the block is cancelled and raises the error of the node, as the block of a TaskGroup does: a
+    program that continued without its worker would collect jobs that no node runs. The block begins after the startup
+    functions.
+    """
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._block: asyncio.Task[object] | None = None
+        self._running: asyncio.Task[None] | None = None
+        self._is_left = False
+        self._has_cancelled = False
+
+    async def __aenter__(self) -> Self:
+        self._block = asyncio.current_task()
+        self._running = asyncio.get_running_loop().create_task(self._node.run(), name="headgate-node")
+        if self._node.hooks.exist:
+            started = asyncio.ensure_future(self._node.hooks.has_started.wait())
+            try:
+                await until_ended(self._node, self._running, started)
+            finally:
+                started.cancel()
+        self._running.add_done_callback(self._note_end)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        assert self._running is not None
+        self._is_left = True
+        self._node.stop()
+        block = asyncio.current_task()
+        if self._has_cancelled and block is not None and block is self._block:
+            block.uncancel()
+        try:
+            await until_ended(self._node, self._running)
+        except Exception:
+            # The crash has been logged; an error that ends the program goes first.
+            if not isinstance(error, (KeyboardInterrupt, SystemExit)):
+                raise
+
+    def _note_end(self, running: asyncio.Task[None]) -> None:
+        has_crashed = not running.cancelled() and running.exception() is not None
+        if has_crashed and not self._is_left and self._block is not None:
+            # No effect if the task that entered the block has ended, as the setup task of a test may have.
+            self._has_cancelled = self._block.cancel()
