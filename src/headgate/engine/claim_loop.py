@@ -19,7 +19,7 @@ from headgate.engine.claim_tracker import ClaimTracker
 from headgate.engine.fetcher import Fetcher
 from headgate.engine.lease_keeper import LeaseKeeper, Membership
 from headgate.engine.remote_limits import RemoteLimit
-from headgate.engine.running_attempts import OutcomeRecorder, RunningAttempts, Slots
+from headgate.engine.running_attempts import RunningAttempts, Slots
 from headgate.engine.services import Services, WithServices
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import JobThrottled, LimitsClosed, LimitThrottled
@@ -60,7 +60,6 @@ class ClaimLoop(WithServices):
         slots: Slots,
         lease: LeaseKeeper,
         attempts: RunningAttempts,
-        outcomes: OutcomeRecorder,
         claim_tracker: ClaimTracker,
         fetcher: Fetcher,
         notices: ClaimNotices,
@@ -78,7 +77,6 @@ class ClaimLoop(WithServices):
         self._slots = slots
         self._lease = lease
         self._attempts = attempts
-        self._outcomes = outcomes
         self._claim_tracker = claim_tracker
         self._fetcher = fetcher
         self._notices = notices
@@ -183,10 +181,10 @@ class ClaimLoop(WithServices):
         for job in jobs:
             if self._stopping.is_set():
                 # The node was stopped during the claim.
-                self._outcomes.hand_back(job)
+                self._attempts.hand_back(job)
             elif (changed := self._changed_by_hand(job, runnable)) is not None:
                 note_unreadable("job", job.id, changed)
-                self._outcomes.hand_back(job, delay=CHANGED_PAUSE)
+                self._attempts.hand_back(job, delay=CHANGED_PAUSE)
             else:
                 self._attempts.start(job)
 

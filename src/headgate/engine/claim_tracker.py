@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Container, Mapping
 
 from headgate.engine.recorder import Recorder
-from headgate.engine.running_attempts import OutcomeRecorder, RunningAttempts, Slots
+from headgate.engine.running_attempts import RunningAttempts, Slots
 from headgate.engine.services import Services, WithServices
 from headgate.jobs.job import ClaimedJob, JobState
 
@@ -20,7 +20,6 @@ class ClaimTracker(WithServices):
         slots: Slots,
         holds_lease: Callable[[], bool],
         attempts: RunningAttempts,
-        outcomes: OutcomeRecorder,
         recorder: Recorder,
         *,
         remote_limits: Container[str],
@@ -30,7 +29,6 @@ class ClaimTracker(WithServices):
         self._slots = slots
         self._holds_lease = holds_lease
         self._attempts = attempts
-        self._outcomes = outcomes
         self._recorder = recorder
         self._remote_limits = remote_limits
         self._stopping = stopping
@@ -86,7 +84,7 @@ class ClaimTracker(WithServices):
         if self._can_start(job) and not record.is_in_call_of_another:
             self._attempts.start(job)
         else:
-            self._outcomes.hand_back(job)
+            self._attempts.hand_back(job)
 
     def _can_start(self, job: ClaimedJob) -> bool:
         # Every free slot is reserved for a pending claim.

@@ -31,7 +31,7 @@ from headgate.engine.recorder import Recorder
 from headgate.engine.recurring import Recurring
 from headgate.engine.remote_limits import RemoteLimit
 from headgate.engine.reporter import Reporter
-from headgate.engine.running_attempts import MakeAttempt, OutcomeRecorder, RunningAttempts, Slots
+from headgate.engine.running_attempts import MakeAttempt, RunningAttempts, Slots
 from headgate.engine.services import Services, WithServices
 from headgate.errors import HeadgateError, StorageUnavailable
 from headgate.jobs.event import (
@@ -151,13 +151,12 @@ class Node(WithServices):
             # It starts a thread only if none is idle. Each runs an attempt, so the slots bound them, whatever they are.
             pool = ThreadPoolExecutor(MOST_SLOTS, thread_name_prefix="headgate-job")
         # The attempts.
-        outcomes = self._outcomes = OutcomeRecorder(services, self.recorder, charges)
         self.attempts = RunningAttempts(
             services,
             self._slots,
             own_lease.holds,
             charges,
-            outcomes,
+            self.recorder,
             self._reporter,
             wake=self._wakeup.wake,
             pool=pool,
@@ -173,7 +172,6 @@ class Node(WithServices):
             self._slots,
             own_lease.holds,
             self.attempts,
-            outcomes,
             self.recorder,
             remote_limits=remote_limits,
             stopping=self._stopping,
@@ -201,7 +199,6 @@ class Node(WithServices):
             self._slots,
             self.lease,
             self.attempts,
-            outcomes,
             self.claim_tracker,
             self._fetcher,
             self._notices,
@@ -242,7 +239,7 @@ class Node(WithServices):
         if not self._stopping.is_set():
             self._grace_ends_at = self._clock.monotonic() + microseconds(self._config.grace)
             # Those that were returned before run again here.
-            self._outcomes.handed_back = 0
+            self.attempts.handed_back = 0
         self._stopping.set()
         self._wakeup.wake()
 
@@ -322,7 +319,7 @@ class Node(WithServices):
             # Another node recovers the jobs when the lease has ended.
             self._publish_failure("leaving", error)
         else:
-            returned = self._outcomes.handed_back + len(recovered.returned)
+            returned = self.attempts.handed_back + len(recovered.returned)
             self._bus.publish(NodeStopped(at=self._clock.now(), node=self.id, returned=returned))
 
     async def _serve(self) -> None:

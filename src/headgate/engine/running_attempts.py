@@ -53,9 +53,9 @@ class RunningAttempts(WithServices):
     """The attempts that run on this node, each in a slot of its queue.
 
     A slot is free when nothing of its attempt runs any more: a thread cannot be stopped, a chunk call goes on for other
-    jobs, and both keep the slot after the attempt has ended. `started` counts all attempts. `wake` is called with the
-    queues in which a job may wait for a slot that was freed, and `on_concluded` when an attempt has ended, after its
-    ending was queued.
+    jobs, and both keep the slot after the attempt has ended. `started` counts all attempts, `handed_back` the
+    interrupted jobs that were returned. `wake` is called with the queues in which a job may wait for a slot that was
+    freed, and `on_concluded` when an attempt has ended, after its ending was queued.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class RunningAttempts(WithServices):
         slots: Slots,
         holds_lease: Callable[[], bool],
         charges: ChargeRouter,
-        outcomes: OutcomeRecorder,
+        recorder: Recorder,
         reporter: Reporter,
         *,
         wake: Callable[[Collection[str]], None],
@@ -78,7 +78,7 @@ class RunningAttempts(WithServices):
         super().__init__(services)
         self._slots = slots
         self._charges = charges
-        self._outcomes = outcomes
+        self._recorder = recorder
         self._wake = wake
         self._pool = pool
         self._make_attempt = make_attempt
@@ -112,6 +112,7 @@ class RunningAttempts(WithServices):
         self._is_leaving = False
         self._idle = asyncio.Event()
         self.started = 0
+        self.handed_back = 0
 
     # ------------------------------------------------------------------------------------------------ read
 
@@ -158,6 +159,14 @@ class RunningAttempts(WithServices):
                 )
             )
         attempt.start().add_done_callback(partial(self._attempt_ended, attempt))
+
+    def hand_back(self, job: ClaimedJob, delay: int = 0) -> None:
+        """Return a job that was claimed and does not start, for `delay` microseconds; no attempt is spent."""
+        charge, corrections = self._charges.refund_unstarted(job)
+        self.handed_back += 1
+        now = self._storage.now()
+        ending = Returned(job.id, job.fence, "interrupted", spent=False, run_at=now + delay if delay else None)
+        self._recorder.end(job, replace(ending, charge=charge, corrections=corrections), now)
 
     async def _move_late(self, attempts: Sequence[RunningAttempt]) -> None:
         """Move the charges of attempts that are about to start together, until none of them is late.
@@ -237,9 +246,61 @@ class RunningAttempts(WithServices):
 
     def _conclude(self, attempt: RunningAttempt, done: asyncio.Task[Outcome]) -> None:
         if attempt.cause is not CancelledBy.DISOWNED:
-            self._outcomes.record(attempt, attempt.outcome_of(done))
+            self._record(attempt, attempt.outcome_of(done))
         if self._on_concluded is not None:
             self._on_concluded(attempt)
+
+    def _record(self, attempt: RunningAttempt, outcome: Outcome) -> None:
+        """Record the outcome of an attempt; the charge of a start that never happened or was refused is refunded."""
+        job, charge, now = attempt.job, attempt.charge, self._storage.now()
+        corrections: tuple[Correction, ...] = ()
+        if charge is not None and (not attempt.is_called or isinstance(outcome, CalleeRateLimited)):
+            corrections = self._charges.refund(charge, is_refused=isinstance(outcome, CalleeRateLimited))
+        # The fast path: most attempts succeed, and then there is nothing to decide.
+        ending = succeeded(job, outcome) if isinstance(outcome, Succeeded) else self._ending_of(attempt, outcome, now)
+        if charge is not None:
+            final = charge.final
+            if final is not None or corrections:
+                ending = replace(ending, charge=final, corrections=corrections)
+        then = self._callbacks_after(attempt, ending) if attempt.task.callbacks.exist else None
+        # Its traceback refers to the attempt: a cycle that only the garbage collector would free.
+        attempt.error = None
+        ran = (self._clock.monotonic() - attempt.started_at) / SECOND
+        self._recorder.end(job, ending, now, then, ran=ran)
+
+    def _ending_of(self, attempt: RunningAttempt, outcome: Outcome, now: int) -> Ending:
+        job, ending = attempt.job, self._decide(attempt, outcome, now)
+        self.handed_back += isinstance(outcome, Interrupted)
+        if isinstance(outcome, CalleeRateLimited):
+            rules = [self._registry.rules.get(ref.limit) for ref in job.buckets]
+            if isinstance(ending, Returned) and all(rule is not None and rule.period == 0 for rule in rules):
+                # It uses no bucket that could be closed, so the job itself is delayed.
+                ending = replace(ending, run_at=now + outcome.retry_after)
+            self._charges.penalize(job, outcome.retry_after)
+        return ending
+
+    def _decide(self, attempt: RunningAttempt, outcome: Outcome, now: int) -> Ending:
+        job, retry = attempt.job, attempt.retry
+        try:
+            return decide(job, outcome, retry, now, self._random, attempt.error)
+        except USER_CODE_ERRORS as error:
+            # The user's own backoff or filter failed. The job must not be lost, so the default policy is used.
+            self._bus.publish(RetryPolicyFailed(at=self._clock.now(), task=job.task, error=summarize_error(error)))
+            return decide(job, outcome, RetryPolicy(retries=retry.retries), now, self._random)
+
+    def _callbacks_after(self, attempt: RunningAttempt, ending: Ending) -> Then | None:
+        """Return the call that runs the callbacks of the task once this ending is stored."""
+        task, error = attempt.task, attempt.error
+        run = partial(self._callback_runner.submit, task, handler=attempt.handler)
+        match ending:
+            case Finished(state=JobState.SUCCEEDED) if task.callbacks.wants(CallbackKind.COMPLETED):
+                return partial(run, CallbackKind.COMPLETED, attempt.context, attempt.result)
+            case Finished(state=JobState.FAILED) if task.callbacks.wants(CallbackKind.ERROR):
+                return partial(run, CallbackKind.ERROR, attempt.context, error)
+            case Returned(spent=True, run_at=int(run_at)) if task.callbacks.wants(CallbackKind.RETRY):
+                delay = max(0, run_at - self._storage.now()) / SECOND
+                return partial(run, CallbackKind.RETRY, attempt.context, error, attempt.job.attempt, delay)
+        return None
 
     def _note_lingering(self, attempt: RunningAttempt) -> None:
         """Publish that a cancelled attempt still runs."""
@@ -433,75 +494,3 @@ class Slots:
         if self.most is None:
             # Otherwise a queue may have got fewer because others had their parts.
             self._short_of_slots.difference_update(queues)
-
-
-class OutcomeRecorder(WithServices):
-    """Decides the endings of jobs from the outcomes of attempts. `handed_back` counts the interrupted jobs returned."""
-
-    def __init__(self, services: Services, recorder: Recorder, charges: ChargeRouter) -> None:
-        super().__init__(services)
-        self._recorder = recorder
-        self._charges = charges
-        self.handed_back = 0
-
-    def record(self, attempt: RunningAttempt, outcome: Outcome) -> None:
-        """Record the outcome of an attempt; the charge of a start that never happened or was refused is refunded."""
-        job, charge, now = attempt.job, attempt.charge, self._storage.now()
-        corrections: tuple[Correction, ...] = ()
-        if charge is not None and (not attempt.is_called or isinstance(outcome, CalleeRateLimited)):
-            corrections = self._charges.refund(charge, is_refused=isinstance(outcome, CalleeRateLimited))
-        # The fast path: most attempts succeed, and then there is nothing to decide.
-        ending = succeeded(job, outcome) if isinstance(outcome, Succeeded) else self._ending_of(attempt, outcome, now)
-        if charge is not None:
-            final = charge.final
-            if final is not None or corrections:
-                ending = replace(ending, charge=final, corrections=corrections)
-        then = self._callbacks_after(attempt, ending) if attempt.task.callbacks.exist else None
-        # Its traceback refers to the attempt: a cycle that only the garbage collector would free.
-        attempt.error = None
-        ran = (self._clock.monotonic() - attempt.started_at) / SECOND
-        self._recorder.end(job, ending, now, then, ran=ran)
-
-    def hand_back(self, job: ClaimedJob, delay: int = 0) -> None:
-        """Return a job that was claimed and does not start, for `delay` microseconds; no attempt is spent."""
-        charge, corrections = self._charges.refund_unstarted(job)
-        self.handed_back += 1
-        now = self._storage.now()
-        ending = Returned(job.id, job.fence, "interrupted", spent=False, run_at=now + delay if delay else None)
-        self._recorder.end(job, replace(ending, charge=charge, corrections=corrections), now)
-
-    def _ending_of(self, attempt: RunningAttempt, outcome: Outcome, now: int) -> Ending:
-        job = attempt.job
-        ending = self._decide(job, outcome, attempt.retry, now, attempt.error)
-        self.handed_back += isinstance(outcome, Interrupted)
-        if isinstance(outcome, CalleeRateLimited):
-            rules = [self._registry.rules.get(ref.limit) for ref in job.buckets]
-            if isinstance(ending, Returned) and all(rule is not None and rule.period == 0 for rule in rules):
-                # It uses no bucket that could be closed, so the job itself is delayed.
-                ending = replace(ending, run_at=now + outcome.retry_after)
-            self._charges.penalize(job, outcome.retry_after)
-        return ending
-
-    def _decide(
-        self, job: ClaimedJob, outcome: Outcome, retry: RetryPolicy, now: int, raised: BaseException | None
-    ) -> Ending:
-        try:
-            return decide(job, outcome, retry, now, self._random, raised)
-        except USER_CODE_ERRORS as error:
-            # The user's own backoff or filter failed. The job must not be lost, so the default policy is used.
-            self._bus.publish(RetryPolicyFailed(at=self._clock.now(), task=job.task, error=summarize_error(error)))
-            return decide(job, outcome, RetryPolicy(retries=retry.retries), now, self._random)
-
-    def _callbacks_after(self, attempt: RunningAttempt, ending: Ending) -> Then | None:
-        """Return the call that runs the callbacks of the task once this ending is stored."""
-        task, error = attempt.task, attempt.error
-        run = partial(self._callback_runner.submit, task, handler=attempt.handler)
-        match ending:
-            case Finished(state=JobState.SUCCEEDED) if task.callbacks.wants(CallbackKind.COMPLETED):
-                return partial(run, CallbackKind.COMPLETED, attempt.context, attempt.result)
-            case Finished(state=JobState.FAILED) if task.callbacks.wants(CallbackKind.ERROR):
-                return partial(run, CallbackKind.ERROR, attempt.context, error)
-            case Returned(spent=True, run_at=int(run_at)) if task.callbacks.wants(CallbackKind.RETRY):
-                delay = max(0, run_at - self._storage.now()) / SECOND
-                return partial(run, CallbackKind.RETRY, attempt.context, error, attempt.job.attempt, delay)
-        return None
