@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from headgate.arguments import LONGEST
 from headgate.clock import FARTHEST, SECOND, Clock, Timer, wait_until_done
 from headgate.engine import child_messages
+from headgate.engine.attempt_store import StoreCompletion, StoreResults, TransactionRefused
 from headgate.engine.callback_runner import CallbackRunner
 from headgate.engine.charge import AttemptCharge, StartDecision, decide_start
 from headgate.engine.children import ChildCall, Children
@@ -24,8 +25,6 @@ from headgate.engine.large_payloads import LargePayloads
 from headgate.engine.remote_error import rebuild_error
 from headgate.engine.resource_pool import ResourcePool, ResourceStack
 from headgate.engine.results import CANCELLED_BY_HANDLER
-from headgate.engine.store_completion import StoreCompletion, TransactionRefused
-from headgate.engine.store_results import StoreResults
 from headgate.errors import FolderUnavailable, PayloadError, ResultUnavailable, StorageUnavailable
 from headgate.jobs.encoded import is_in_folder
 from headgate.jobs.job import ClaimedJob, JobError, describe_error, truncated_error

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from headgate.clock import SECOND, sleep, wait_for_event
 from headgate.engine.attempt import LINGERS_AFTER, AttemptDependencies, CancelledBy, RunningAttempt
+from headgate.engine.attempt_store import StoreCompletion, StoreResults
 from headgate.engine.charge import MOVE_AGAIN, MOVES, AttemptCharge, ChargeRouter, StartDecision, takes_permit
 from headgate.engine.children import ChildBounds, Children
 from headgate.engine.chunk_calls import ChunkCalls
@@ -21,8 +22,6 @@ from headgate.engine.recorder import Recorder, Then
 from headgate.engine.reporter import Reporter
 from headgate.engine.resource_pool import ResourcePool
 from headgate.engine.services import Services, WithServices
-from headgate.engine.store_completion import StoreCompletion
-from headgate.engine.store_results import StoreResults
 from headgate.errors import USER_CODE_ERRORS
 from headgate.jobs.event import AttemptLingers, JobStarted, RetryPolicyFailed
 from headgate.jobs.job import ClaimedJob, JobState, summarize_error

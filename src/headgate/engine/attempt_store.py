@@ -1,14 +1,18 @@
-"""Results as arguments: reads them when a job starts."""
+"""What an attempt asks of the store: results that are arguments, and the completion of its job in a transaction."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
 from headgate.engine.large_payloads import LargePayloads
-from headgate.errors import PayloadError, ResultUnavailable
+from headgate.errors import AttemptLost, PayloadError, ResultUnavailable, StorageUnavailable
 from headgate.jobs.job import ClaimedJob, JobRecord, JobState
+from headgate.storage.driver import run_to_end
+from headgate.storage.enlisting import require_blocking
 from headgate.storage.store import Store
 from headgate.tasks.codec import Codecs
 
@@ -19,7 +23,7 @@ READ_AT_ONCE = 1000
 
 
 class StoreResults:
-    """Adds to the arguments of a job those that are results of others."""
+    """Adds to the arguments of a job those that are results of others, when it starts."""
 
     def __init__(self, storage: Store, codecs: Codecs, large_payloads: LargePayloads | None = None) -> None:
         self._storage = storage
@@ -89,3 +93,39 @@ class StoreResults:
 
 def _list(results: Sequence[msgspec.Raw]) -> msgspec.Raw:
     return msgspec.Raw(msgspec.json.encode(results))
+
+
+class TransactionRefused(StorageUnavailable):
+    """The store opened no transaction for a handler. Nothing was written: its job is returned, the attempt unspent."""
+
+
+class StoreCompletion:
+    """Completes jobs in the store; as `tasks.context.Completion`."""
+
+    def __init__(self, storage: Store) -> None:
+        self._storage = storage
+
+    async def complete(self, job: ClaimedJob, connection: Any) -> None:
+        if not await self._storage.complete_in(connection, job.id, job.fence):
+            raise AttemptLost(job.id, job.attempt)
+
+    def complete_blocking(self, job: ClaimedJob, connection: Any) -> None:
+        require_blocking(connection)
+        run_to_end(self.complete(job, connection))
+
+    @contextlib.asynccontextmanager
+    async def transaction(self, job: ClaimedJob) -> AsyncIterator[Any]:
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                connection = await stack.enter_async_context(self._storage.transaction())
+            except StorageUnavailable as error:
+                raise TransactionRefused(str(error)) from error
+            yield connection
+            await self.complete(job, connection)
+
+    async def is_complete(self, job: ClaimedJob) -> bool:
+        """Whether the attempt has completed the job; False if the store does not answer, which then decides later."""
+        try:
+            return await self._storage.is_complete(job.id, job.fence)
+        except StorageUnavailable:
+            return False
