@@ -7,8 +7,6 @@ PYTEST_DONT_REWRITE: pytest loads our plugin, and would otherwise warn if this m
 
 from typing import TYPE_CHECKING
 
-from headgate.lazy_names import lazy_names, places_of
-
 if TYPE_CHECKING:
     from headgate.app import Headgate
     from headgate.client.flow import batch, chain, result_of
@@ -177,8 +175,9 @@ __all__ = [
     "__version__",
 ]
 
-_PLACES = places_of(
-    {
+_PLACES = {
+    name: module
+    for module, names in {
         "headgate.app": "Headgate",
         "headgate.client.flow": "batch chain result_of",
         "headgate.client.handler": "Handler",
@@ -218,10 +217,32 @@ _PLACES = places_of(
         "headgate.tasks.signals": "Cancel Fail RateLimited Retry Snooze",
         "headgate.tasks.status": "BatchStatus JobStatus ScheduleStatus",
         "headgate.version": "__version__",
-    }
-)
+    }.items()
+    for name in names.split()
+}
 """The module of each name: the same as the imports above, which only type checkers follow."""
 
-
 if not TYPE_CHECKING:  # To a type checker a name that is not imported above does not exist.
-    __getattr__, __dir__ = lazy_names(globals(), _PLACES, __all__, "headgate.foreign_words")
+
+    def __getattr__(name: str) -> object:
+        # Imported here, as at the top they would be names of the package.
+        import sys
+        from importlib import import_module
+        from opcode import opmap
+
+        if name in _PLACES:
+            value = globals()[name] = getattr(import_module(_PLACES[name]), name)
+            return value
+        instead = import_module("headgate.foreign_words").IMPORTS.get(name)
+        if instead is None:
+            raise AttributeError(f"module 'headgate' has no attribute {name!r}")
+        message = f"headgate has no {name!r}; {instead}"
+        # At `from headgate import name`, and not at `hasattr(headgate, name)`, for example.
+        caller = sys._getframe(1)
+        if caller.f_code.co_code[caller.f_lasti] == opmap["IMPORT_FROM"]:
+            # It would replace the message of an AttributeError by its own.
+            raise ImportError(message, name=name)
+        raise AttributeError(message)
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

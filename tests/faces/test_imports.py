@@ -74,7 +74,7 @@ def loaded(statement: str) -> set[str]:
 
 def test_importing_the_package_loads_nothing_of_it() -> None:
     modules = loaded("import headgate") - loaded("pass")
-    assert {name for name in modules if name.startswith("headgate")} == {"headgate", "headgate.lazy_names"}
+    assert {name for name in modules if name.startswith("headgate")} == {"headgate"}
     assert len(modules) <= MOST_OF_PACKAGE, sorted(modules)
 
 
@@ -82,7 +82,7 @@ def test_a_limiter_loads_no_engine_storage_or_command_line() -> None:
     modules = loaded("from headgate import Limiter") - loaded("import asyncio, msgspec")
     assert len(modules) <= MOST_OF_LIMITER, sorted(modules)
     parts = {name.split(".")[1] for name in modules if name.startswith("headgate.")}
-    beside = {"arguments", "clock", "errors", "escaping", "keywords", "lazy_names", "plural", "shielding", "urls"}
+    beside = {"arguments", "clock", "errors", "escaping", "keywords", "plural", "shielding", "urls"}
     assert parts == {"limits", *beside}
 
 
@@ -100,7 +100,6 @@ def test_type_checkers_and_programs_find_each_public_name_in_the_same_module() -
         alias.name: node.module
         for node in ast.walk(tree)
         if isinstance(node, ast.ImportFrom) and node.module is not None and node.module.startswith("headgate.")
-        if node.module != "headgate.lazy_names"
         for alias in node.names
     }
     assert imported == headgate._PLACES
