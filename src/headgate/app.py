@@ -7,12 +7,12 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
-from headgate.arguments import MOST_SLOTS, parse_count
+from headgate.arguments import MOST_SLOTS, parse_count, require_storable
 from headgate.client.client import Client
 from headgate.client.declaration import (
     ChunkDecorator,
@@ -25,9 +25,8 @@ from headgate.client.declaration import (
 )
 from headgate.client.flow import BatchPlan, ChainPlan, require_plan
 from headgate.client.handler import Handler, mark_declared
-from headgate.client.handles import Batch, Job, Schedule, batch_handle, job_handle, schedule_handle
+from headgate.client.handles import Batch, Job, Schedule, SyncBatch, SyncJob, SyncSchedule
 from headgate.client.portal import AppContext, Leave, require_no_loop
-from headgate.client.sync_app import SyncApp
 from headgate.client.task import Task
 from headgate.clock import Clock, CurrentClock, Duration, SystemClock
 from headgate.engine.bus import Callback, EventBus
@@ -72,9 +71,11 @@ from headgate.version import __version__
 
 if TYPE_CHECKING:
     from headgate.admin import Admin
+    from headgate.client.sync_admin import SyncAdmin
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 E = TypeVar("E", bound=Event)
 H = TypeVar("H", bound=type[Handler[Any]])
 EnqueueHook = TypeVar("EnqueueHook", bound=AroundEnqueue)
@@ -787,18 +788,21 @@ class Headgate(RefusesForeignWords):
     # ------------------------------------------------------------------------------------------- following
 
     def job(self, job_id: str) -> Job[Any]:
-        """Return the handle of a job by its id."""
+        """Return the handle of a job by its id; it reads nothing."""
         if callable(job_id):
             raise TypeError("app.job(id) returns the handle of a job; write @app.task above the function")
-        return job_handle(self._client, job_id)
+        require_storable(job_id, "job id")
+        return Job(job_id, self._client)
 
     def batch(self, batch_id: str) -> Batch:
-        """Return the handle of a batch by its id, without its `jobs` and `then`."""
-        return batch_handle(self._client, batch_id)
+        """Return the handle of a batch by its id, without its `jobs` and `then`; it reads nothing."""
+        require_storable(batch_id, "batch id")
+        return Batch(batch_id, (), self._client)
 
     def find_schedule(self, name: str) -> Schedule[Any]:
-        """Return the handle of a schedule by its name."""
-        return schedule_handle(self._client, name)
+        """Return the handle of a schedule by its name; it reads nothing."""
+        require_storable(name, "schedule")
+        return Schedule(name, self._client)
 
     @property
     def admin(self) -> Admin:
@@ -808,7 +812,52 @@ class Headgate(RefusesForeignWords):
     @property
     def sync(self) -> SyncApp:
         """The same methods for synchronous code; opens the app on first use, and is thread-safe."""
-        return SyncApp(self._client)
+        return SyncApp(self)
+
+
+class SyncApp:
+    """The methods of the app for synchronous code; tasks, chains, batches and limiters have their own `sync`.
+
+    Each opens the app on first use; `with app.sync:` opens it at once, and closes it at the end.
+    """
+
+    def __init__(self, app: Headgate) -> None:
+        self._app = app
+        self._portal = app._client.portal
+
+    @property
+    def admin(self) -> SyncAdmin:
+        """The operations for operators, as `Headgate.admin`: `app.sync.admin.cancel(job_id)`."""
+        from headgate.client.sync_admin import SyncAdmin  # It imports all of the Admin.
+
+        return SyncAdmin(lambda: self._app.admin, self._portal)
+
+    def job(self, job_id: str) -> SyncJob[Any]:
+        """As `Headgate.job`."""
+        return SyncJob(self._app.job(job_id), self._portal)
+
+    def batch(self, batch_id: str) -> SyncBatch:
+        """As `Headgate.batch`."""
+        return SyncBatch(self._app.batch(batch_id), self._portal)
+
+    def find_schedule(self, name: str) -> SyncSchedule[Any]:
+        """As `Headgate.find_schedule`."""
+        return SyncSchedule(self._app.find_schedule(name), self._portal)
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the app's event loop and return its result; blocks this thread."""
+        return self._portal.run(coroutine)
+
+    def close(self) -> None:
+        """End the background thread, if any; the next call starts it again."""
+        self._portal.close()
+
+    def __enter__(self) -> Self:
+        self._portal.open()
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self._portal.close()
 
 
 def _missing_labels(registry: Registry, labels: frozenset[str]) -> str:

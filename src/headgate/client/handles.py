@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import Any, Final, Generic, TypeVar, cast
 
-from headgate.arguments import parse_wait, require_storable
+from headgate.arguments import parse_wait
 from headgate.client.client import Client
 from headgate.client.plan import Step
 from headgate.client.portal import Blocking, Portal
@@ -345,21 +345,3 @@ class SyncSchedule(_SyncHandle[Schedule[R_co]], Generic[R_co]):
 def _wait_seconds(timeout: Duration | None, where: str) -> float | None:
     """Return a timeout in seconds; None: no timeout. Raises DeclarationError if it is not a duration."""
     return None if timeout is None else parse_wait(timeout, "timeout", where) / SECOND
-
-
-def job_handle(client: Client, job_id: str) -> Job[Any]:
-    """Return the handle of a job; it reads nothing."""
-    require_storable(job_id, "job id")
-    return Job(job_id, client)
-
-
-def batch_handle(client: Client, batch_id: str) -> Batch:
-    """Return the handle of a batch, without its jobs; it reads nothing."""
-    require_storable(batch_id, "batch id")
-    return Batch(batch_id, (), client)
-
-
-def schedule_handle(client: Client, name: str) -> Schedule[Any]:
-    """Return the handle of a schedule; it reads nothing."""
-    require_storable(name, "schedule")
-    return Schedule(name, client)
