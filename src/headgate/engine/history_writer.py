@@ -30,7 +30,9 @@ from headgate.jobs.history import (
     BUCKETS,
     KEPT_FOR,
     LIMIT_STEPS,
+    MAXIMA,
     SHORTEST,
+    SUMS,
     Flush,
     JobsStep,
     LimitStep,
@@ -371,41 +373,23 @@ class JobCounts:
 
     def __init__(self) -> None:
         self.enqueued = self.started = self.succeeded = self.failed = self.cancelled = self.retried = 0
+        self.skipped = 0  # no attempt ends so
         self.wait_max = self.run_max = 0
         self.waits = [0] * BUCKETS
         self.runs = [0] * BUCKETS
 
     def add(self, other: JobCounts) -> None:
         """Add other counts."""
-        self.enqueued += other.enqueued
-        self.started += other.started
-        self.succeeded += other.succeeded
-        self.failed += other.failed
-        self.cancelled += other.cancelled
-        self.retried += other.retried
-        self.wait_max = max(self.wait_max, other.wait_max)
-        self.run_max = max(self.run_max, other.run_max)
+        for name in SUMS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for name in MAXIMA:
+            setattr(self, name, max(getattr(self, name), getattr(other, name)))
         self.waits = list(map(operator.add, self.waits, other.waits))
         self.runs = list(map(operator.add, self.runs, other.runs))
 
     def row(self, step: int, queue: str, task: str, at: int) -> JobsStep:
-        return JobsStep(
-            step,
-            queue,
-            task,
-            at,
-            self.enqueued,
-            self.started,
-            self.succeeded,
-            self.failed,
-            self.cancelled,
-            0,  # no attempt ends so
-            self.retried,
-            self.wait_max,
-            self.run_max,
-            trimmed(self.waits),
-            trimmed(self.runs),
-        )
+        counts = {name: getattr(self, name) for name in (*SUMS, *MAXIMA)}
+        return JobsStep(step, queue, task, at, **counts, waits=trimmed(self.waits), runs=trimmed(self.runs))
 
 
 NO_COUNTS = (JobCounts(), "", "")

@@ -15,6 +15,7 @@ from itertools import zip_longest
 from types import MappingProxyType
 
 import msgspec
+from msgspec.structs import replace
 
 from headgate.clock import SECOND
 
@@ -47,6 +48,13 @@ Counts are stored by position, so the bounds must not change.
 BUCKETS = len(BOUNDS) + 1
 
 
+SUMS = ("enqueued", "started", "succeeded", "failed", "cancelled", "skipped", "retried")
+"""The fields of a row that count jobs."""
+
+MAXIMA = ("wait_max", "run_max")
+"""The fields of a row that are the longest of all."""
+
+
 class JobsStep(msgspec.Struct, frozen=True, array_like=True):
     """The counts of jobs of one queue and task in one step; ALL stands for all tasks, or all queues and tasks.
 
@@ -72,22 +80,12 @@ class JobsStep(msgspec.Struct, frozen=True, array_like=True):
 
     def plus(self, other: JobsStep) -> JobsStep:
         """Return the sum of two rows of the same step."""
-        return JobsStep(
-            self.step,
-            self.queue,
-            self.task,
-            self.at,
-            self.enqueued + other.enqueued,
-            self.started + other.started,
-            self.succeeded + other.succeeded,
-            self.failed + other.failed,
-            self.cancelled + other.cancelled,
-            self.skipped + other.skipped,
-            self.retried + other.retried,
-            max(self.wait_max, other.wait_max),
-            max(self.run_max, other.run_max),
-            added(self.waits, other.waits),
-            added(self.runs, other.runs),
+        return replace(
+            self,
+            **{name: getattr(self, name) + getattr(other, name) for name in SUMS},
+            **{name: max(getattr(self, name), getattr(other, name)) for name in MAXIMA},
+            waits=added(self.waits, other.waits),
+            runs=added(self.runs, other.runs),
         )
 
 
