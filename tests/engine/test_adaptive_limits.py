@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from headgate import AdaptiveRate, Headgate, Limiter, RateLimited
+from headgate import AdaptiveRate, Headgate, Limiter, RateLimit, RateLimited
 from headgate.clock import SECOND
 from headgate.errors import DeclarationError
 from headgate.limits.bucket_store import Bucket, BucketStore
@@ -203,6 +203,25 @@ def test_a_store_that_cannot_note_refusals_cannot_hold_it() -> None:
 
     with pytest.raises(DeclarationError, match="a Counts has no `refuse`, so the rate would never be lowered"):
         Limiter(AdaptiveRate("600/m"), store=cast(BucketStore, Counts()))
+
+
+def test_an_operator_cannot_set_it_for_a_limit_in_such_a_store() -> None:
+    """The fault: it was set, and the rate was never lowered."""
+
+    class Counts:
+        """A bucket store of somebody else, of which only the presence of verbs matters."""
+
+    app = Headgate("memory://")
+
+    @app.task(limits=[RateLimit("600/m", name="api", store=cast(BucketStore, Counts()))])
+    async def call() -> None: ...
+
+    async def main() -> None:
+        async with app.open():
+            with pytest.raises(DeclarationError, match="a Counts has no `refuse`, so the rate would never be lowered"):
+                await app.admin.limits.set("api", AdaptiveRate("600/m"))
+
+    asyncio.run(main())
 
 
 def test_refusals_of_jobs_lower_the_rate_in_another_store_once_for_all_starts_before_them() -> None:

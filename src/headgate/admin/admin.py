@@ -43,6 +43,7 @@ from headgate.admin.timeline import Stretch, TimelineEntry, stretches, timeline
 from headgate.arguments import LARGEST_COUNT, MOST_SLOTS, parse_count, parse_duration, parse_instant, require_storable
 from headgate.clock import FARTHEST, Duration, to_datetime
 from headgate.engine.large_payloads import LargePayloads
+from headgate.engine.remote_limits import GuardedStore
 from headgate.errors import BatchNotFound, DeclarationError, IllegalTransition, JobHeld, JobNotFound, PayloadError
 from headgate.jobs.audit import AuditEntry, AuditFilter, AuditLevel, AuditRecord, SignInAction, SubjectKind
 from headgate.jobs.identity import require_process_name
@@ -50,7 +51,6 @@ from headgate.jobs.job import AttemptRecord, BucketRef, JobRecord, JobState
 from headgate.jobs.limit_sets import subject_of
 from headgate.jobs.query import PAGE_AND_ONE, JobCriteria, JobQuery
 from headgate.jobs.report import LogLine
-from headgate.limits.bucket_store import BucketStore
 from headgate.storage.live_rules import LiveRules
 from headgate.storage.prediction import predict
 from headgate.storage.procedures import listing
@@ -99,7 +99,7 @@ class Admin(Readings):
     def __init__(
         self,
         storage: Store,
-        other_stores: Mapping[str, BucketStore],
+        other_stores: Mapping[str, GuardedStore],
         registry: Registry,
         schedules: SchedulesAdmin,
         *,
@@ -358,7 +358,7 @@ class Admin(Readings):
         position, live = await self._position(record), await self._live(record)
         status = self._predicted(record, position, live)
         buckets = () if position is None else position.buckets
-        away, rules = list[BucketStore](), SetRules(self._storage, live)
+        away, rules = list[GuardedStore](), SetRules(self._storage, live)
         limits = [
             await self.limits.status_of(bucket, rules, await holders_of(self._storage, bucket), away)
             for bucket in buckets

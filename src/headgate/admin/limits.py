@@ -17,13 +17,14 @@ from headgate.admin.pauses import scope_text
 from headgate.admin.set_rules import ListedSetting, SetRules
 from headgate.arguments import parse_instant, parse_until
 from headgate.clock import SECOND, Duration, to_datetime
+from headgate.engine.remote_limits import GuardedStore
 from headgate.errors import DeclarationError, HeadgateError, StorageUnavailable, UnknownLimit
 from headgate.jobs.audit import AuditRecord
 from headgate.jobs.history import KEPT_FOR, LIMIT_STEPS, step_at
 from headgate.jobs.job import BucketRef
 from headgate.jobs.query import JobQuery
 from headgate.jobs.state import JobState
-from headgate.limits.bucket_store import Bucket, BucketStore, check_rule
+from headgate.limits.bucket_store import Bucket
 from headgate.limits.concurrency import MUTEX
 from headgate.limits.key import bucket_key
 from headgate.limits.kinds import RateKind, dump_rule, spelled_limit
@@ -197,7 +198,7 @@ class LimitsAdmin:
         self,
         storage: Store,
         rules: Mapping[str, AnyRule],
-        other_stores: Mapping[str, BucketStore],
+        other_stores: Mapping[str, GuardedStore],
         actor: str,
         call_sizes: Mapping[str, int] = MappingProxyType({}),
         keyed: Set[str] = frozenset(),
@@ -231,7 +232,7 @@ class LimitsAdmin:
         `after` is the last `place` on the previous page.
         """
         rules = await self._set_rules()
-        found, away = list[BucketStatus](), list[BucketStore]()
+        found, away = list[BucketStatus](), list[GuardedStore]()
         key = None if key is None else bucket_key(key)
         for record in await self._storage.buckets(limit, key, count, prefix=prefix, after=after):
             holders = () if key is None else await holders_of(self._storage, record)
@@ -295,7 +296,7 @@ class LimitsAdmin:
         for each in counted.worst:
             if each.bucket.ref.limit in worst:
                 worst[each.bucket.ref.limit].append(self._key_status(each, live, now))
-        found, away = list[LimitStatus](), list[BucketStore]()
+        found, away = list[LimitStatus](), list[GuardedStore]()
         backlogs = {each.limit: each for each in counted.limits}
         for limit in [*backlogs, *sorted(self._rules.keys() - backlogs.keys() - {MUTEX})]:
             backlog = backlogs.get(limit, LimitBacklog(limit, 0, 0))
@@ -497,7 +498,6 @@ class LimitsAdmin:
         if not rule.shares_state:
             self._require_key(limit, key)
         if limit in self._other_stores:
-            await self._other_stores[limit].open()
             await self._other_stores[limit].reset(await self._bucket(limit, key))
         audit_record = self._audit_record("reset", limit, f"key {key!r}")
         if rule.shares_state and key != FOR_ALL_KEYS:
@@ -517,7 +517,6 @@ class LimitsAdmin:
         closed_for = parse_until(until, self._storage.now())
         wall = self._storage.now() + closed_for
         if limit in self._other_stores:
-            await self._other_stores[limit].open()
             await self._other_stores[limit].penalize(await self._bucket(limit, key), closed_for)
         audit_record = self._audit_record(
             "penalize", limit, f"key {key!r} until {to_datetime(wall):%Y-%m-%d %H:%M:%S} UTC"
@@ -564,7 +563,7 @@ class LimitsAdmin:
         if declared.shares_state and about.scope != "all":
             raise DeclarationError(f"limit {limit!r} shares one ceiling among its keys; set it for all of them")
         if limit in self._other_stores:
-            check_rule(self._other_stores[limit], new.rule, limit)
+            self._other_stores[limit].check_rule(new.rule, limit)
 
     async def _edit(self, about: LimitSetting, action: str, edit: EditSetting) -> bool:
         audit_record = self._audit_record(action, about.limit, scope_text(about))
@@ -580,7 +579,7 @@ class LimitsAdmin:
         return to_datetime(self._storage.now() + max(0, instant - self._storage.limit_now()))
 
     async def snapshot(
-        self, record: BucketRecord, rule: AnyRule, away: MutableSequence[BucketStore]
+        self, record: BucketRecord, rule: AnyRule, away: MutableSequence[GuardedStore]
     ) -> Snapshot | None:
         """Return what is shown of a bucket; None if its rule raises, or another store that has it cannot be reached.
 
@@ -599,7 +598,6 @@ class LimitsAdmin:
         if store in away:
             return None
         try:
-            await store.open()
             seen = await store.snapshot(Bucket(record.ref.limit, record.ref.key, rule))
         except HeadgateError as error:
             if isinstance(error, StorageUnavailable) and not error.has_answered:
@@ -609,7 +607,11 @@ class LimitsAdmin:
         return replace(seen, opens_at=max(now, record.opens_at or 0))
 
     async def status_of(
-        self, record: BucketRecord, rules: SetRules, holders: Sequence[PermitHolder], away: MutableSequence[BucketStore]
+        self,
+        record: BucketRecord,
+        rules: SetRules,
+        holders: Sequence[PermitHolder],
+        away: MutableSequence[GuardedStore],
     ) -> BucketStatus:
         """Return a stored bucket as it is shown; `away` as in `snapshot`."""
         now = self._storage.limit_now()

@@ -33,9 +33,9 @@ from headgate.admin.schedules import SchedulesAdmin
 from headgate.admin.verdict import verdict
 from headgate.clock import SECOND, Clock, to_datetime
 from headgate.engine.backlog_migrator import LIVE_FOR
+from headgate.engine.remote_limits import GuardedStore
 from headgate.jobs.query import JobQuery
 from headgate.jobs.state import JobState
-from headgate.limits.bucket_store import BucketStore
 from headgate.storage.background_counts import PATIENCE, BackgroundCounts, CountReading
 from headgate.storage.records import BacklogCounts, Blocker, QueueCounts, ViewCount, WaitingCount
 from headgate.storage.store import Store
@@ -126,7 +126,7 @@ class Readings:
     def __init__(
         self,
         storage: Store,
-        other_stores: Mapping[str, BucketStore],
+        other_stores: Mapping[str, GuardedStore],
         registry: Registry,
         schedules: SchedulesAdmin,
         *,

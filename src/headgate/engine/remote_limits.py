@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 from headgate.clock import Clock, wait_until_done
 from headgate.errors import HeadgateError, StorageUnavailable
 from headgate.jobs.job import summarize_error
-from headgate.limits.bucket_store import Bucket, BucketStore, ChecksRules, NotesRefusals, Taken, check_rule
+from headgate.limits.bucket_store import Bucket, BucketStore, NotesRefusals, Taken, check_rule
 from headgate.limits.limit import AnyRule, Limit
 from headgate.limits.rule import NEVER, Snapshot
 from headgate.limits.standalone.limiter import open_store
@@ -90,7 +90,7 @@ class RemoteLimits:
 
 
 class GuardedStore:
-    """A BucketStore that calls another one, which it opens first.
+    """What nodes and operators ask of a bucket store; it opens that store first.
 
     Any error of that store that is not a HeadgateError becomes StorageUnavailable, as do an invalid answer and no
     answer within 10 s. A call that does not end when it is cancelled is abandoned.
@@ -110,28 +110,19 @@ class GuardedStore:
             return None
         return advice if isinstance(advice, str) else None
 
-    def check_rule(self, rule: AnyRule) -> None:
-        """Raise DeclarationError for a rule that the store cannot hold, if the store checks rules."""
-        if isinstance(self._store, ChecksRules):
-            self._store.check_rule(rule)
-
-    async def open(self) -> None:
-        await self._call("open", self._store.open)  # again: the store is opened before each call
-
-    async def close(self) -> None:
-        """Do nothing: the owner of the store closes it."""
+    def check_rule(self, rule: AnyRule, limit: str) -> None:
+        """Raise DeclarationError for a rule that the store cannot hold."""
+        check_rule(self._store, rule, limit)
 
     async def take(self, bucket: Bucket, cost: int = 1, *, count: int = 1, id: str | None = None) -> Taken:
         taken = await self._call("take", lambda: self._store.take(bucket, cost, count=count, id=id))
-        return self._checked("take", taken, count)
-
-    async def reserve(self, bucket: Bucket, cost: int = 1, *, id: str) -> Taken:
-        return self._checked(
-            "reserve", await self._call("reserve", lambda: self._store.reserve(bucket, cost, id=id)), 1
+        if isinstance(taken, Taken):
+            fields = (taken.granted, taken.opens_at, taken.now, taken.available, taken.full_at)
+            if all(type(field) is int and 0 <= field <= NEVER for field in fields) and taken.granted <= count:
+                return taken
+        raise StorageUnavailable(
+            f"{self._named('take')} returned {_shown(taken)} instead of a Taken with at most {count} starts"
         )
-
-    async def cancel(self, bucket: Bucket, *, id: str) -> bool:
-        return bool(await self._call("cancel", lambda: self._store.cancel(bucket, id=id)))
 
     async def amend(self, bucket: Bucket, charged_at: int, cost: int, started_at: int, actual: int) -> None:
         await self._call("amend", lambda: self._store.amend(bucket, charged_at, cost, started_at, actual))
@@ -184,15 +175,6 @@ class GuardedStore:
         except BaseException as error:
             # SystemExit as well: raised out of a task it would end the program.
             raise StorageUnavailable(f"{calling.get_name()} raised {summarize_error(error)}") from error
-
-    def _checked(self, verb: str, taken: object, count: int) -> Taken:
-        if isinstance(taken, Taken):
-            fields = (taken.granted, taken.opens_at, taken.now, taken.available, taken.full_at)
-            if all(type(field) is int and 0 <= field <= NEVER for field in fields) and taken.granted <= count:
-                return taken
-        raise StorageUnavailable(
-            f"{self._named(verb)} returned {_shown(taken)} instead of a Taken with at most {count} starts"
-        )
 
     def _named(self, verb: str) -> str:
         return f"{type(self._store).__name__}.{verb}"
