@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from graphlib import CycleError, TopologicalSorter
 from itertools import count, islice
 from typing import Any, NamedTuple, TypeAlias
 
@@ -273,36 +274,20 @@ class FlowBuilder:
 
     def _in_order(self, calls: Mapping[str, FlowCall]) -> list[str]:
         """Return the ids of the calls, each after all that it waits for. Raises DeclarationError for a cycle."""
-        members: dict[str, list[str]] = {id: list(batch.leaders) for id, batch in self._batches.items()}
+        waits_for: dict[str, list[str]] = {id: list(batch.leaders) for id, batch in self._batches.items()}
         for id, call in calls.items():
+            waits_for[id] = [] if call.origin.follows is None else [call.origin.follows]
             if call.origin.batch is not None:
-                members[call.origin.batch].append(id)
+                waits_for[call.origin.batch].append(id)
         for id, batch in self._batches.items():
             if batch.batch is not None:
-                members[batch.batch].append(id)
-        ordered: dict[str, None] = {}
-        for first in calls:
-            # The path from it to what it waits for; without recursion, because chains may be long.
-            path: dict[str, Iterator[str]] = {}
-            next: str | None = first
-            while next is not None or path:
-                if next is not None and next not in ordered:
-                    if next in path:
-                        raise DeclarationError(self._cycle(list(path), next))
-                    origin = calls[next].origin if next in calls else None
-                    waits_for = members.get(next, []) if origin is None else [origin.follows] if origin.follows else []
-                    path[next] = iter(waits_for)
-                if not path:
-                    break
-                last = builtins.next(reversed(path))
-                next = builtins.next(path[last], None)
-                if next is None:
-                    ordered[last] = None
-                    del path[last]
-        return [id for id in ordered if id in calls]
+                waits_for[batch.batch].append(id)
+        try:
+            return [id for id in TopologicalSorter(waits_for).static_order() if id in calls]
+        except CycleError as error:
+            raise DeclarationError(self._cycle(error.args[1][::-1])) from None
 
-    def _cycle(self, path: Sequence[str], again: str) -> str:
-        around = [*path[path.index(again) :], again]
+    def _cycle(self, around: Sequence[str]) -> str:
         names = [shown(self._calls[id].call) for id in around if id in self._calls]
         if around[0] not in self._calls:
             names.append(names[0])
