@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from msgspec.structs import replace
 
-from headgate.client.flow_builder import FlowBuilder, numbered_graph
+from headgate.client.flow_builder import FlowBuilder, scheduled_graph
 from headgate.client.plan import BatchSteps, ChainSteps, Step, calls_of, steps_to_add
 from headgate.client.portal import Portal, WaitingThread, is_running_here
 from headgate.clock import SECOND, Clock, microseconds, sleep, to_datetime, within
@@ -332,7 +332,13 @@ class Client:
 
     def scheduled_plan(self, spec: ScheduleSpec, plan: ChainSteps | BatchSteps) -> ScheduledCall:
         """Return the graph that a schedule enqueues. Raises DeclarationError for what no occurrence can have."""
-        return self.enqueuer.scheduled_graph(spec, numbered_graph(plan, f"schedule {spec.name!r}"))
+
+        def scheduled(each: FlowCall) -> ScheduledCall:
+            return self.enqueuer.scheduled_call(each.task, spec, each.call)
+
+        graph = scheduled_graph(plan, f"schedule {spec.name!r}", scheduled)
+        first = graph.steps[0].call
+        return ScheduledCall(first.task, first.queue, "", graph=graph)
 
     async def put_schedule(self, spec: ScheduleSpec, scheduled: ScheduledCall) -> None:
         """Store a schedule at run time. Raises DeclarationError for a custom trigger."""

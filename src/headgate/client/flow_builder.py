@@ -15,7 +15,8 @@ from headgate.client.plan import BatchSteps, ChainSteps, Step, shown
 from headgate.errors import DeclarationError
 from headgate.jobs.batch import NewBatch
 from headgate.jobs.job import On, Origin
-from headgate.tasks.call import Call, FlowCall, NumberedGraph
+from headgate.jobs.scheduled import ScheduledCall, ScheduledGraph, ScheduledStep
+from headgate.tasks.call import Call, FlowCall
 from headgate.tasks.leading import Leader, results_in
 
 
@@ -318,8 +319,13 @@ def _results(call: Call[Any]) -> Mapping[str, Any]:
     return {name: value for name, value in given.items() if results_in(value)}
 
 
-def numbered_graph(plan: ChainSteps | BatchSteps, where: str) -> NumberedGraph:
-    """Return the graph of a plan inside of one batch. Raises DeclarationError for what no occurrence can have."""
+def scheduled_graph(
+    plan: ChainSteps | BatchSteps, where: str, scheduled: Callable[[FlowCall], ScheduledCall]
+) -> ScheduledGraph:
+    """Return the graph of a plan inside of one batch; `scheduled` turns each call into that of an occurrence.
+
+    Raises DeclarationError for what no occurrence can have.
+    """
     numbers = count()
     builder = FlowBuilder(lambda *, is_batch: str(next(numbers)))
     is_batch = isinstance(plan, BatchSteps) and not plan.next and not plan.limits
@@ -338,7 +344,8 @@ def numbered_graph(plan: ChainSteps | BatchSteps, where: str) -> NumberedGraph:
     for batch in batches:
         if not known.issuperset(batch.leaders):
             raise _follows_stored(where, next(each for each in calls if each.origin.follows == batch.id))
-    return NumberedGraph(calls, batches, placed.id, max((each.id for each in calls), key=int))
+    steps = tuple(ScheduledStep(each.id, scheduled(each), each.origin) for each in calls)
+    return ScheduledGraph(steps, tuple(batches), placed.id, max((each.id for each in calls), key=int))
 
 
 def _follows_stored(where: str, call: FlowCall) -> DeclarationError:

@@ -26,11 +26,11 @@ from headgate.jobs.encoded import is_in_folder
 from headgate.jobs.event import JobEnqueued, JobReplaced, LimitSkipped, StorageUsed
 from headgate.jobs.identity import NEW_IDS_TRIES, IdTaken
 from headgate.jobs.job import NewJob, Origin
-from headgate.jobs.scheduled import ScheduledCall, ScheduledGraph, ScheduledStep
+from headgate.jobs.scheduled import ScheduledCall
 from headgate.jobs.uniqueness import replaces
 from headgate.schedules.stored_trigger import is_storable
 from headgate.tasks.batch_limits import BatchLimits
-from headgate.tasks.call import Call, FlowCall, NumberedGraph
+from headgate.tasks.call import Call, FlowCall
 from headgate.tasks.definition import JobTemplate, TaskDefinition, job_template
 from headgate.tasks.hooks import AroundEnqueue, JobDraft, call_around
 from headgate.tasks.limit_set import UNGATED, GatedCall, ignore_skip
@@ -287,19 +287,6 @@ class Enqueuer(WithServices):
         fields = {name: value for name, value in template.fields.items() if name in _SCHEDULED}
         return ScheduledCall(
             queue=queue, payload=payload, headers=template.headers, expires_in=template.expires_in, **fields
-        )
-
-    def scheduled_graph(self, spec: ScheduleSpec, graph: NumberedGraph) -> ScheduledCall:
-        """Return the graph that a schedule enqueues.
-
-        Raises what `scheduled_call` raises for each call.
-        """
-        steps = tuple(
-            ScheduledStep(each.id, self.scheduled_call(each.task, spec, each.call), each.origin) for each in graph.calls
-        )
-        first = steps[0].call
-        return ScheduledCall(
-            first.task, first.queue, "", graph=ScheduledGraph(steps, tuple(graph.batches), graph.run, graph.last)
         )
 
     async def put_schedule(self, spec: ScheduleSpec, scheduled: ScheduledCall) -> None:

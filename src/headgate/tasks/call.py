@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeVar
 
 import msgspec
 
-from headgate.jobs.batch import NewBatch
 from headgate.jobs.job import On, Origin
 from headgate.limits.concurrency import Concurrency
 from headgate.tasks.definition import TaskDefinition
@@ -69,12 +68,3 @@ class FlowCall(NamedTuple):
     @property
     def queue(self) -> str:
         return self.task.options.get("queue") or self.task.queue
-
-
-class NumberedGraph(NamedTuple):
-    """The calls and batches of a plan, with numbers for ids: the batch around all, and the last call, too."""
-
-    calls: Sequence[FlowCall]
-    batches: Sequence[NewBatch]
-    run: str
-    last: str
