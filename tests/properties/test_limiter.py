@@ -14,9 +14,8 @@ from headgate.clock import SECOND
 from headgate.limits.bucket_store import Bucket
 from headgate.limits.limit import Limit
 from headgate.limits.rate_limit import Gcra, RateLimit
-from headgate.limits.standalone.bucket_table import ExpiringMap
 from headgate.limits.standalone.limiter import Limiter
-from headgate.limits.standalone.memory_buckets import MemoryBuckets
+from headgate.limits.standalone.memory_buckets import ExpiringMap, MemoryBuckets
 from headgate.limits.standalone.rate_gate import RateGate
 from headgate.limits.strict_rate import SlidingLog, StrictRate
 from headgate.testing.manual_clock import ManualClock

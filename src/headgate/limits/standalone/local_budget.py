@@ -12,8 +12,8 @@ from headgate.errors import GateClosed, HeadgateError
 from headgate.limits.bucket_store import Taken
 from headgate.limits.rate import PermitRule, counted_snapshot
 from headgate.limits.rule import NEVER, Snapshot
-from headgate.limits.standalone.bucket_table import BucketTable, check_cost
 from headgate.limits.standalone.decision import Decision
+from headgate.limits.standalone.memory_buckets import BucketTable, check_cost
 from headgate.limits.standalone.waiting_lines import ONLY_WHEN_CALLED
 
 

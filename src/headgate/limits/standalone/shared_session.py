@@ -14,8 +14,8 @@ from headgate.errors import CostExceedsLimit, GateClosed, StorageUnavailable, ow
 from headgate.limits.bucket_store import Bucket, BucketStore, NotesRefusals, Taken
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import Snapshot
-from headgate.limits.standalone.bucket_table import check_cost
 from headgate.limits.standalone.decision import FROM_STORE, Decision
+from headgate.limits.standalone.memory_buckets import check_cost
 from headgate.shielding import OutageLock
 
 logger = logging.getLogger("headgate.limiter")
