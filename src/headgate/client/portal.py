@@ -372,7 +372,8 @@ def _enter(
         WaitingThread().serve(staying, loop, timeout)
 
     try:
-        loop.call_soon_threadsafe(staying.add_done_callback, lambda _: entered.cancel())
+        with contextlib.suppress(RuntimeError):  # It is closed.
+            loop.call_soon_threadsafe(staying.add_done_callback, lambda _: entered.cancel())
         with contextlib.suppress(CancelledError):
             WaitingThread().serve(entered, loop)
     except BaseException:
