@@ -16,16 +16,16 @@ SOURCE = Path(__file__).parents[2] / "src" / "headgate"
 WRITTEN = {".py", ".sql", ".lua", ".js", ".css", ".html"}
 
 BUDGETS = {
-    "": 3_110,  # the modules beside the packages
+    "": 3_140,  # the modules beside the packages
     "admin": 6_450,
     "cli": 8_300,
-    "client": 3_000,
+    "client": 2_940,
     "contrib": 3_230,
-    "engine": 10_100,
-    "http": 20_750,
+    "engine": 9_900,
+    "http": 20_700,
     "jobs": 4_300,
     "limits": 9_310,
-    "observe": 2_000,
+    "observe": 1_940,
     "schedules": 1_700,
     "storage": 23_320,
     "tasks": 5_200,
