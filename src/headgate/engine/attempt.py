@@ -25,6 +25,7 @@ from headgate.engine.large_payloads import LargePayloads
 from headgate.engine.remote_error import rebuild_error
 from headgate.engine.resource_pool import ResourcePool, ResourceStack
 from headgate.engine.results import CANCELLED_BY_HANDLER
+from headgate.engine.stop_signals import EndsForks
 from headgate.errors import FolderUnavailable, PayloadError, ResultUnavailable, StorageUnavailable
 from headgate.jobs.encoded import is_in_folder
 from headgate.jobs.job import ClaimedJob, JobError, describe_error, truncated_error
@@ -299,7 +300,8 @@ class RunningAttempt:
             if not self.job.buckets and task.is_plain and self._dependencies.holds_lease():
                 # The fast path, which most attempts take.
                 self.is_called = True
-                result = await task.function(*arguments, **named)
+                with EndsForks():
+                    result = await task.function(*arguments, **named)
             elif task.chunk is not None:
                 result = await self._in_chunk(arguments, named)
             else:
@@ -421,7 +423,8 @@ class RunningAttempt:
         if not await self.prepare_start():
             raise _TooLate
         if self.task.is_async:
-            return await self._function()(*arguments, **named)
+            with EndsForks():
+                return await self._function()(*arguments, **named)
         return await self._shielded(self._in_thread(arguments, named))
 
     async def _in_chunk(self, arguments: list[Any], named: dict[str, Any]) -> Any:
@@ -490,7 +493,7 @@ class RunningAttempt:
         return function
 
     def _in_thread(self, arguments: list[Any], named: dict[str, Any]) -> asyncio.Future[Any]:
-        call = partial(contextvars.copy_context().run, self._function(), *arguments, **named)
+        call = EndsForks()(partial(contextvars.copy_context().run, self._function(), *arguments, **named))
         if (around := self._dependencies.registry.hooks.around_thread) is not None:
             call = partial(around, call)
         return in_thread(self._dependencies.pool, call)
@@ -526,7 +529,8 @@ class RunningAttempt:
                 if not await self.prepare_start():
                     raise _TooLate
                 if self.task.executor is Executor.LOOP:
-                    result = await self._function()(*arguments, **named, **resources)
+                    with EndsForks():
+                        result = await self._function()(*arguments, **named, **resources)
                 else:
                     result = await self._in_thread(arguments, {**named, **resources})
                     if self._is_left or self.cause is not None:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 from headgate.clock import SECOND, Timer
 from headgate.engine.charge import AttemptCharge, StartDecision
 from headgate.engine.services import Services, WithServices
+from headgate.engine.stop_signals import EndsForks
 from headgate.errors import PayloadError
 from headgate.jobs.job import ClaimedJob, JobError, describe_error
 from headgate.shielding import in_thread
@@ -191,8 +192,9 @@ class ChunkCalls(WithServices):
         enter_chunk([place.member.context for place in ready])
         call = partial(task.function, [place.item for place in ready])
         if task.is_async:
-            return await call()
-        work = in_thread(self._pool, partial(contextvars.copy_context().run, call))
+            with EndsForks():
+                return await call()
+        work = in_thread(self._pool, EndsForks()(partial(contextvars.copy_context().run, call)))
         for place in ready:
             # A thread cannot be stopped, and outlives its call.
             place.member.thread = work

@@ -1,11 +1,13 @@
-"""Stop signals: SIGTERM, SIGINT and SIGHUP end a worker process; and how a process has ended, in words."""
+"""Stop signals: SIGTERM, SIGINT and SIGHUP end a worker process; its forks, and how a process has ended, in words."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ContextDecorator, contextmanager
 
 
 @contextmanager
@@ -34,6 +36,23 @@ def on_stop_signals(first: Callable[[], object], second: Callable[[], object]) -
     finally:
         for number in caught:
             loop.remove_signal_handler(number)
+
+
+class EndsForks(ContextDecorator):
+    """Ends a fork that was made in the block where it leaves it: it has the event loop and sockets of its parent."""
+
+    def __enter__(self) -> None:
+        self._process = os.getpid()
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        # A fork may also close what other handlers of its parent were doing.
+        if os.getpid() != self._process and not isinstance(error, GeneratorExit):
+            code = error.code if isinstance(error, SystemExit) else None if error is None else 1
+            try:
+                if not isinstance(error, SystemExit | None):
+                    traceback.print_exception(error)
+            finally:
+                os._exit(code if isinstance(code, int) else code is not None)
 
 
 def exit_worded(code: int) -> str:
