@@ -7,6 +7,7 @@ import contextlib
 import gc
 import sys
 import threading
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Annotated, Any, NewType
 
@@ -753,3 +754,33 @@ def test_a_deep_web_of_resources_is_declared_at_once() -> None:
         )
     assert resource.requires(bottom)
     assert not resource.requires(None)
+
+
+@pytest.mark.parametrize("kind", ["loop", "thread", "resource"])
+async def test_what_a_failed_handler_has_opened_is_freed_without_the_garbage_collector(kind: str) -> None:
+    """The fault: a thread's files and sockets stayed open, until a worker had no more descriptors for anything."""
+    resources = ResourceApp(None, retry=RetryPolicy(retries=0))
+    opened: list[weakref.ref[Pool]] = []
+
+    def fail() -> None:
+        file = Pool()
+        opened.append(weakref.ref(file))
+        raise ValueError(file.name)
+
+    async def on_the_loop() -> None:
+        fail()
+
+    async def with_a_resource(session: Session = INJECTED) -> None:
+        fail()
+
+    task = resources.app.task({"loop": on_the_loop, "thread": fail, "resource": with_a_resource}[kind])
+    async with resources.app:
+        gc.collect()
+        gc.disable()
+        try:
+            job = await task.enqueue()
+            with pytest.raises(JobFailed, match="pool"):
+                await result_within(job)
+            await until(lambda: opened[0]() is None)
+        finally:
+            gc.enable()

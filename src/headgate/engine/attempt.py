@@ -501,7 +501,11 @@ class RunningAttempt:
     async def _shielded(self, work: asyncio.Future[Any]) -> Any:
         """Await the work of a thread. A cancelled attempt ends at once; its thread continues and keeps the slot."""
         self.thread = work
-        return await asyncio.shield(work)
+        try:
+            return await asyncio.shield(work)
+        finally:
+            # The traceback of its error refers to this frame: a cycle, which holds what the handler has opened.
+            del work
 
     async def _with_resources(self, arguments: list[Any], named: dict[str, Any]) -> str | None:
         using = self._use_resources(arguments, named)
@@ -516,6 +520,8 @@ class RunningAttempt:
             if not self.is_called:
                 work.cancel()
             raise
+        finally:
+            del work  # As in `_shielded`.
         if isinstance(ended, BaseException):
             raise ended
         return ended
@@ -523,29 +529,32 @@ class RunningAttempt:
     async def _use_resources(self, arguments: list[Any], named: dict[str, Any]) -> str | None:
         """Open the resources, call the handler and close the resources; return the result as `_stored` does."""
         failure: BaseException | None = None
-        async with ResourceStack() as stack:
-            try:
-                resources = await self._dependencies.resources.open_for_attempt(self.task.needs, stack)
-                if not await self.prepare_start():
-                    raise _TooLate
-                if self.task.executor is Executor.LOOP:
-                    with EndsForks():
-                        result = await self._function()(*arguments, **named, **resources)
-                else:
-                    result = await self._in_thread(arguments, {**named, **resources})
-                    if self._is_left or self.cause is not None:
-                        raise asyncio.CancelledError  # The attempt has not succeeded: they must not commit for it.
-                stored = self._stored(result)
-            except BaseException as error:
-                failure = error
-                raise
-        # A resource receives the error in order to roll back, but cannot suppress the failure of the attempt. The error
-        # may also be that of another resource, whose commit failed.
-        if failure is None:
-            failure = stack.close_error
-        if failure is not None:
-            raise failure
-        return stored
+        try:
+            async with ResourceStack() as stack:
+                try:
+                    resources = await self._dependencies.resources.open_for_attempt(self.task.needs, stack)
+                    if not await self.prepare_start():
+                        raise _TooLate
+                    if self.task.executor is Executor.LOOP:
+                        with EndsForks():
+                            result = await self._function()(*arguments, **named, **resources)
+                    else:
+                        result = await self._in_thread(arguments, {**named, **resources})
+                        if self._is_left or self.cause is not None:
+                            raise asyncio.CancelledError  # It has not succeeded: they must not commit for it.
+                    stored = self._stored(result)
+                except BaseException as error:
+                    failure = error
+                    raise
+            # A resource receives the error in order to roll back, but cannot suppress the failure of the attempt. The
+            # error may also be that of another resource, whose commit failed.
+            if failure is None:
+                failure = stack.close_error
+            if failure is not None:
+                raise failure
+            return stored
+        finally:
+            del failure  # As in `_shielded`.
 
     async def _in_child(self, job: ClaimedJob | None = None) -> Outcome:
         """Run the attempt in a child process; `job` is the job with changed arguments or headers."""

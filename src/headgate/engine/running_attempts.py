@@ -262,8 +262,8 @@ class RunningAttempts(WithServices):
             if final is not None or corrections:
                 ending = replace(ending, charge=final, corrections=corrections)
         then = self._callbacks_after(attempt, ending) if attempt.task.callbacks.exist else None
-        # Its traceback refers to the attempt: a cycle that only the garbage collector would free.
-        attempt.error = None
+        # The traceback refers to the attempt: a cycle that only the garbage collector would free.
+        attempt.error = attempt.thread = None
         ran = (self._clock.monotonic() - attempt.started_at) / SECOND
         self._recorder.end(job, ending, now, then, ran=ran)
 
