@@ -229,7 +229,8 @@ class RunningAttempt:
             case CancelledBy.SHUTDOWN | CancelledBy.DISOWNED | CancelledBy.LEASE:
                 return Interrupted()
             case CancelledBy.TIMEOUT:
-                failure = TimeoutError(f"the attempt took longer than its timeout of {self.timeout:g} s")
+                when = "" if self.is_called else ", before its handler was called"
+                failure = TimeoutError(f"the attempt took longer than its timeout of {self.timeout:g} s{when}")
             case None:
                 failure = asyncio.CancelledError("the handler's own code raised CancelledError")
         failure.__cause__ = error

@@ -47,8 +47,13 @@ class ResourcePool:
                 name=f"headgate-resource-{resource.name}",
                 context=contextvars.Context(),
             )
-        # Shielded: the cancellation of one waiting attempt does not affect the others.
-        return await asyncio.shield(pooled.value)
+        try:
+            # Shielded: the cancellation of one waiting attempt does not affect the others.
+            return await asyncio.shield(pooled.value)
+        except asyncio.CancelledError as error:
+            if not pooled.value.done():
+                error.add_note(f"resource {resource.name!r} was still opening")
+            raise
 
     async def _hold_open(self, pooled: _PooledResource) -> None:
         """Open and close the resource in one task of its own, as cancel scopes inside it require."""
