@@ -220,6 +220,23 @@ def test_a_worker_ends_whose_startup_function_raised_beside_a_thread_that_hangs(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "deed", ["[task.cancel() for task in asyncio.all_tasks()]", "asyncio.get_running_loop().stop()"]
+)
+def test_a_worker_that_a_handler_ends_says_so(folder: Path, deed: str) -> None:
+    """The fault: it ended with 1, and its last line was that it does not wait for threads."""
+    (folder / "ended.py").write_text(
+        "import asyncio\nfrom headgate import Headgate\napp = Headgate('sqlite:///jobs.db')\n"
+        f"@app.task\nasync def work():\n    {deed}\n    await asyncio.sleep(60)\n"
+        "@app.on_startup\nasync def enqueue():\n    await work.enqueue()\n"
+    )
+    words = [sys.executable, "-m", "headgate", "worker", "ended:app"]
+    ended = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=patient(20))
+    assert ended.returncode == 1
+    assert "a handler cancelled all of `asyncio.all_tasks()`, or stopped the event loop" in ended.stderr
+
+
+@pytest.mark.slow
 def test_what_a_handler_has_printed_is_written_although_its_thread_is_left_behind(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

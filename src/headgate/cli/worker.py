@@ -357,8 +357,10 @@ async def _serve(
             if await _open(app, wait, stopping, stack):
                 _log_queues_without_tasks(app, queues)
                 await run()
-    except BaseException:
+    except BaseException as error:
         if has_begun:
+            if isinstance(error, asyncio.CancelledError):
+                logger.error("ended: a handler cancelled all of `asyncio.all_tasks()`, or stopped the event loop")
             _end_soon(1)
         raise
     # All endings are recorded, so a late signal has nothing to interrupt.
