@@ -43,17 +43,18 @@ def _attributes(error: BaseException) -> dict[str, PlainValue]:
 
 
 def _crosses(value: object) -> bool:
-    match value:
-        case None | bool():
-            return True
-        case float():
-            return math.isfinite(value)
-        case int():
-            return abs(value) < 2**63
-        case str():
-            return len(value) <= LONGEST_ATTRIBUTE and storable(value) == value
-        case _:
-            return False
+    # A proxy, as those of Flask and Django, runs code of its own if its class is asked for.
+    with contextlib.suppress(Exception):
+        match value:
+            case None | bool():
+                return True
+            case float():
+                return math.isfinite(value)
+            case int():
+                return abs(value) < 2**63
+            case str():
+                return len(value) <= LONGEST_ATTRIBUTE and storable(value) == value
+    return False
 
 
 def rebuild_error(kind: ErrorClass) -> BaseException:

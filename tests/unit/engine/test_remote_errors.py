@@ -89,6 +89,22 @@ def crossed(error: BaseException) -> BaseException:
     return rebuild_error(msgspec.json.decode(msgspec.json.encode(describe_class(error)), type=ErrorClass))
 
 
+def test_an_error_crosses_without_an_attribute_whose_class_cannot_be_read() -> None:
+    """The fault: an error that held Flask's `current_app` ended its child, and was reported as ProcessDied."""
+
+    class Proxy:
+        @property
+        def __class__(self) -> type:
+            raise RuntimeError("working outside of application context")
+
+        @__class__.setter
+        def __class__(self, kind: type) -> None: ...
+
+    error = ValueError("no")
+    error.app, error.status_code = Proxy(), 503  # type: ignore[attr-defined]
+    assert describe_class(error).attributes == {"status_code": 503}
+
+
 def test_a_preset_sees_what_a_library_has_wrapped(tmp_path: Path) -> None:
     """The fault: of a process task, an error of SQLAlchemy was never retried, and a refused certificate was."""
     url = f"sqlite:///{tmp_path / 'a.db'}"
