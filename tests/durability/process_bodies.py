@@ -267,6 +267,10 @@ def close_what_it_prints_to() -> int:
     return os.getpid()
 
 
+def close_stderr() -> None:
+    sys.stderr.close()
+
+
 def decide(how: str) -> None:
     match how:
         case "fail":

@@ -556,6 +556,20 @@ def test_a_child_that_cannot_read_a_request_ends() -> None:
 
 
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="only Linux limits the memory of another process")
+def test_a_child_that_cannot_print_why_it_ends_ends() -> None:
+    """The fault: it waited for its own thread that reads requests, and the job ran until its timeout."""
+    child = Child(bodies.__name__, ())
+    child.make_ready()
+    job = ClaimedJob("id", "close_stderr", "default", "{}", 1, 1, 0, 0, 0, 0)
+    child.ask(AttemptRequest(bodies.__name__, "close_stderr", job, (), 1000), lambda _: None)
+    child._write(b"{}")
+    try:
+        assert child._process.wait(patient(10)) == 1
+    finally:
+        child.kill()
+        child.end(0)
+
+
 def test_a_child_without_memory_to_read_a_request_ends() -> None:
     """The fault: only the thread that reads requests ended, and the job ran until its timeout."""
     child = Child(bodies.__name__, ())

@@ -112,8 +112,10 @@ def main(descriptor: int) -> None:
             child.serve()
         except BaseException:
             # Not raised: to close the connection, it would wait for the thread that reads from it.
-            traceback.print_exc()
-            os._exit(1)
+            try:
+                traceback.print_exc()
+            finally:
+                os._exit(1)
         if child.is_fork:
             # A fork returned from the function as well. It must not answer, nor run the exit handlers of this process.
             os._exit(0)
