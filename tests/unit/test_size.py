@@ -21,7 +21,7 @@ BUDGETS = {
     "cli": 8_300,
     "client": 2_940,
     "contrib": 3_230,
-    "engine": 9_900,
+    "engine": 9_930,
     "http": 20_700,
     "jobs": 4_300,
     "limits": 9_310,

@@ -38,15 +38,27 @@ def on_stop_signals(first: Callable[[], object], second: Callable[[], object]) -
             loop.remove_signal_handler(number)
 
 
+_forks = 0
+"""How many forks lead to this process. To ask the system for its id costs each attempt more."""
+
+
+def _count_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)
+
+
 class EndsForks(ContextDecorator):
     """Ends a fork that was made in the block where it leaves it: it has the event loop and sockets of its parent."""
 
     def __enter__(self) -> None:
-        self._process = os.getpid()
+        self._forks = _forks
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
         # A fork may also close what other handlers of its parent were doing.
-        if os.getpid() != self._process and not isinstance(error, GeneratorExit):
+        if _forks != self._forks and not isinstance(error, GeneratorExit):
             code = error.code if isinstance(error, SystemExit) else None if error is None else 1
             try:
                 if not isinstance(error, SystemExit | None):
