@@ -42,6 +42,7 @@ R = TypeVar("R")
 APP = '''
 import asyncio
 import os
+import sys
 
 from headgate import Cron, Headgate, RetryPolicy, StrictRate
 
@@ -78,6 +79,12 @@ def read(path: str) -> int:
     with open(path) as pipe:
         pipe.read()
     return os.getpid()
+
+
+@app.task
+def read_without_stderr(path: str) -> None:
+    sys.stderr.close()
+    read.function(path)
 
 
 @app.task
@@ -737,9 +744,12 @@ def test_a_job_that_runs_at_sigterm_finishes(project: Project) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("task", ["forever", "read"])
+@pytest.mark.parametrize("task", ["forever", "read", "read_without_stderr"])
 def test_a_second_signal_ends_a_worker_at_once(project: Project, task: str) -> None:
-    """A thread cannot be stopped; a worker whose handler hangs in one has to end all the same."""
+    """A thread cannot be stopped; a worker whose handler hangs in one has to end all the same.
+
+    The fault: where a handler had closed stderr, it failed to log that, and did not end.
+    """
     pipe = project.pipe()
     job = project.enqueue(task, pipe)
     with project.worker("--grace", "600") as worker:

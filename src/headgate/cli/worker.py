@@ -418,9 +418,14 @@ def _end_soon(code: int) -> None:
 
 
 def _leave_threads(code: int) -> None:
-    logger.warning("handlers still run in threads, which cannot be stopped; the process ends without waiting for them")
-    logging.shutdown()
-    os._exit(code)
+    try:
+        logger.warning(
+            "handlers still run in threads, which cannot be stopped; the process ends without waiting for them"
+        )
+        logging.shutdown()
+    finally:
+        # Also if a handler has closed stderr.
+        os._exit(code)
 
 
 class WorkerLogFormatter(logging.Formatter):
