@@ -81,6 +81,32 @@ async def test_status_names_a_prepared_transaction(tmp_path: Path) -> None:
             await side.execute("ROLLBACK PREPARED 'an order'")
 
 
+async def test_of_several_prepared_transactions_only_the_one_in_the_way_is_named(tmp_path: Path) -> None:
+    """The fault: all of the database were named, such as a payment, and it was advised to roll them back."""
+    with server_in(tmp_path, "max_prepared_transactions=2") as server:
+        storage = PostgresStorage(server.url, SystemClock())
+        await storage.open()
+        async with session_at(server.url) as side, session_at(server.url) as waiter:
+            await side.execute("CREATE TABLE payment (id int); CREATE TABLE stock AS SELECT 1 AS id")
+            await side.execute("BEGIN; INSERT INTO payment VALUES (1); PREPARE TRANSACTION 'a payment'")
+            for lock in ("LOCK TABLE stock", "UPDATE stock SET id = 2"):
+                await side.execute(f"BEGIN; {lock}; PREPARE TRANSACTION 'an order'")
+                waiting = asyncio.ensure_future(waiter.execute("UPDATE stock SET id = 3"))
+
+                async def blocking() -> list[str]:
+                    return [each.what for each in await storage.blockers() if each.kind == "blocks"]
+
+                async def is_seen() -> bool:
+                    return bool(await blocking())
+
+                await until(is_seen, 30)
+                assert ["'an order'" in what for what in await blocking()] == [True]
+                await side.execute("ROLLBACK PREPARED 'an order'")
+                await waiting
+            await side.execute("ROLLBACK PREPARED 'a payment'")
+        await storage.close()
+
+
 async def test_a_commit_that_waits_for_a_synchronous_standby_says_so(tmp_path: Path) -> None:
     """The fault: sessions of workers were named as what is in the way, and it was advised to end them."""
     with server_in(tmp_path, "synchronous_standby_names=standby") as server:

@@ -96,7 +96,10 @@ class UnknownTaskCount:
 
 @dataclass(frozen=True, slots=True)
 class BlockerStatus:
-    """A session that delays the store, for how many seconds, and the beginning of its last statement, if readable."""
+    """What delays the store, for how many seconds: a session, or with pid 0 a prepared transaction.
+
+    `statement` is the beginning of the last one, if readable.
+    """
 
     kind: str
     pid: int

@@ -1132,9 +1132,9 @@ WHERE id IN (
 -- name: blockers [postgres]
 -- Return transactions that have been open for long and keep dead rows from being removed, and connections for which
 -- others wait. The server may hide facts about the sessions of other users. A prepared transaction has pid 0.
-WITH session AS (
+WITH lock AS MATERIALIZED (SELECT * FROM pg_locks), session AS (
     SELECT
-        pid, xact_start, query_start, wait_event_type,
+        pid, xact_start, query_start, wait_event_type, backend_xid AS xid,
         backend_type = 'client backend' AND (backend_xid IS NOT NULL OR backend_xmin IS NOT NULL) AS keeps_rows,
         concat(coalesce(nullif(application_name, ''), nullif(backend_type, 'client backend'), 'unnamed program'),
             ' (' || usename || ')') AS name,
@@ -1144,22 +1144,24 @@ WITH session AS (
     FROM pg_stat_activity
     WHERE datname = current_database() AND pid <> pg_backend_pid()
     UNION ALL
-    SELECT 0, prepared, NULL, NULL, true, format('prepared transaction %L (%s)', gid, owner),
+    SELECT 0, prepared, NULL, NULL, transaction, true, format('prepared transaction %L (%s)', gid, owner),
         'until COMMIT PREPARED or ROLLBACK PREPARED', NULL
     FROM pg_prepared_xacts WHERE database = current_database()
 )
-SELECT
-    'long transaction' AS kind, pid, (extract(epoch FROM xact_start) * 1000000)::bigint AS since,
+SELECT 'long transaction' AS kind, pid, (extract(epoch FROM xact_start) * 1000000)::bigint AS since,
     format('%s prevents the removal of dead rows, %s', name, doing) AS what, statement
 FROM session
 WHERE keeps_rows AND wait_event_type IS DISTINCT FROM 'Lock' AND xact_start < clock_timestamp() - interval '5 seconds'
 UNION ALL
-SELECT
-    'blocks', blocker.pid, (extract(epoch FROM min(waiter.query_start)) * 1000000)::bigint,
+SELECT 'blocks', blocker.pid, (extract(epoch FROM min(waiter.query_start)) * 1000000)::bigint,
     format('%s keeps %s waiting, %s', blocker.name, count(DISTINCT waiter.pid), blocker.doing), blocker.statement
-FROM session AS waiter
-CROSS JOIN LATERAL unnest(pg_blocking_pids(waiter.pid)) AS blocking (pid)
-JOIN session AS blocker ON blocker.pid = blocking.pid
+FROM session AS waiter CROSS JOIN LATERAL unnest(pg_blocking_pids(waiter.pid)) AS blocking (pid)
+-- The server says 0 for any prepared transaction; the lock that is waited for says which.
+JOIN session AS blocker ON blocker.pid = blocking.pid AND (blocker.pid > 0 OR EXISTS (
+    SELECT FROM lock AS own JOIN lock AS held USING (virtualtransaction), lock AS wanted
+    WHERE own.transactionid = blocker.xid AND own.pid IS NULL AND wanted.pid = waiter.pid AND NOT wanted.granted
+        AND (held.locktype, held.relation, held.transactionid, held.objid)
+        IS NOT DISTINCT FROM (wanted.locktype, wanted.relation, wanted.transactionid, wanted.objid)))
 WHERE waiter.wait_event_type = 'Lock' AND waiter.query_start < clock_timestamp() - interval '1 second'
 GROUP BY blocker.pid, blocker.name, blocker.doing, blocker.statement
 ORDER BY since

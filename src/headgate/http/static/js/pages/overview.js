@@ -119,7 +119,7 @@ function warnings(data) {
       notice(
         "warn",
         h("b", null, t("A database session has delayed the store for {duration}:", { duration: format.duration(each.age) })),
-        ` ${each.what} (${each.kind}, pid ${each.pid})`,
+        ` ${each.what} (${each.kind}${each.pid ? `, pid ${each.pid}` : ""})`,
         each.statement && [". ", t("Last statement:"), " ", h("code", null, each.statement)],
       ),
     ),
