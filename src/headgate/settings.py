@@ -155,9 +155,9 @@ class Settings:
             value = getattr(self, name)
             if not isinstance(value, bool) and (name in ("history", "throttle_events") or value is not None):
                 raise DeclarationError(f"{name}={value!r} must be True or False")
-        if self.listen_url is not None and not self.listen_url.startswith(("postgresql://", "postgres://")):
+        if self.listen_url is not None and not str(self.listen_url).startswith(("postgresql://", "postgres://")):
             raise DeclarationError(
-                f"listen_url={displayed_url(self.listen_url)!r} is no URL of PostgreSQL; write "
+                f"listen_url={displayed_url(str(self.listen_url))!r} is no URL of PostgreSQL; write "
                 "postgresql://user@host/database"
             )
         if self.max_payload < 1024:

@@ -114,6 +114,12 @@ def test_a_listen_url_of_another_store_is_refused(url: str) -> None:
     assert "hunter2" not in str(caught.value)
 
 
+def test_a_listen_url_that_is_no_text_is_refused() -> None:
+    """The fault: AttributeError, 'int' object has no attribute 'startswith'."""
+    with pytest.raises(DeclarationError, match="listen_url='7' is no URL of PostgreSQL"):
+        load_settings({"listen_url": 7}, {})
+
+
 @pytest.mark.parametrize("empty", ["", "  "])
 def test_a_variable_that_is_empty_counts_as_unset(empty: str) -> None:
     assert load_settings({}, {f"HEADGATE_{name.upper()}": empty for name in SAID}) == load_settings({}, {})
