@@ -13,7 +13,7 @@ from headgate.limits.fair import STEP
 from headgate.limits.key import BETWEEN_LEVELS, levels_of
 from headgate.storage.store import Store
 from headgate.testing.manual_clock import ManualClock
-from tests.conformance.storage_suite.fair_queues import ORDER, ModelLine, key_of, starts, turns, waiting
+from tests.conformance.storage_suite.fair_queues import ORDER, ModelLine, key_of, paced, starts, turns, waiting
 from tests.conformance.storage_suite.store_user import Conformance, StoreUser, at_once, rate
 
 
@@ -181,6 +181,40 @@ class TwoLevelFairQueuesConformance(Conformance):
         assert len(found) == 12
         assert set(found.values()) <= {2, 3, 4}
         assert await storage.check() == []
+
+    @pytest.mark.parametrize("level", [0, 1])
+    async def test_no_tenant_or_user_saves_up_turns_of_a_shared_rate_while_its_jobs_are_not_due(
+        self, storage: Store, store_user: StoreUser, clock: ManualClock, level: int
+    ) -> None:
+        """The fault: as all others waited for the rate, no tenant was in line, and one kept its turn of long ago."""
+        store_user.rules = {**turns(), "partner": rate(10, per=1, burst=1)}
+
+        async def put(name: str, count: int, delay: float | None = None) -> None:
+            tenant, member = ("one", name) if level else (name, "one")
+            await add(store_user, tenant, member, count, ("partner", ""), delay=delay)
+
+        async def paced_by_name(tenths: int) -> dict[str, int]:
+            return {levels_of(key)[level]: count for key, count in (await paced(store_user, clock, tenths)).items()}
+
+        await put("late", 1)
+        assert await paced_by_name(1) == {"late": 1}
+        for name in "az":
+            await put(name, 300)
+        await put("late", 30, delay=30)
+        assert "late" not in await paced_by_name(300)
+        assert 8 <= (await paced_by_name(30))["late"] <= 12
+        assert await storage.check() == []
+
+    async def test_turns_of_the_lanes_of_a_tenant_are_no_measure_for_a_key_of_one_level(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        """The fault: those of a tenant of weight 4 grow faster than its own, and the other key started none of 150."""
+        store_user.rules = {**turns(h=4), "partner": rate(10, per=1, burst=1), "order": at_once()}
+        await store_user.add(100, buckets=[("partner", ""), (ORDER, "x")])
+        for order in "12":
+            await add(store_user, "h", "", 150, ("order", order), ("partner", ""))
+        await paced(store_user, clock, 50)
+        assert (await paced(store_user, clock, 100))["x"] >= 15
 
     async def test_a_shared_rate_is_divided_among_more_tenants_than_are_looked_up_one_by_one(
         self, store_user: StoreUser, clock: ManualClock

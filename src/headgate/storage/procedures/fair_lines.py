@@ -190,8 +190,9 @@ class FairLines:
                 group.step = self._step_of_key(row, order)
             if group.first is None:
                 # None of its lanes is in line.
-                lowest = self._lowest.get(row.queue, group.virtual_time)
-                group.virtual_time = returning_virtual_time(group.virtual_time, lowest, self._highest.get(row.queue))
+                lowest = self._lowest.get(row.queue)
+                highest = self._highest.get(row.queue) if lowest else row.last_behind
+                group.virtual_time = returning_virtual_time(group.virtual_time, lowest, highest)
             if row.group_most and read[row.group_id] >= row.group_most:
                 group.is_complete = False
 

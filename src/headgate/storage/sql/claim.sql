@@ -461,10 +461,11 @@ ORDER BY virtual_time, turn_group.id
 LIMIT :most::integer
 
 -- part: last_behind
--- The highest place behind a bucket of the lanes of a fair queue.
-CASE WHEN highest IS NOT NULL THEN (
-    SELECT max(lane.place) FROM headgate.lane WHERE behind = granting.bucket AND queue = named.queue
-) END
+-- The highest turn behind a bucket in a fair queue: of lanes or, as the lanes of a group have turns of their own, of two groups.
+CASE WHEN highest IS NULL THEN NULL WHEN @group_behind(min) IS NULL
+    THEN (SELECT max(lane.place) FROM headgate.lane WHERE behind = granting.bucket AND queue = named.queue)
+    ELSE (SELECT max(virtual_time) FROM headgate.turn_group WHERE id IN (@group_behind(min), @group_behind(max)) AND queue = named.queue)
+END
 
 -- name: behind [postgres]
 -- The first lanes of each queue behind each opened bucket, as many as the bucket grants; with groups, also the first of each.
