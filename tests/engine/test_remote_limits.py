@@ -351,6 +351,31 @@ def test_unused_starts_are_returned_once_the_store_is_called_again() -> None:
     run_virtual(main)
 
 
+def test_a_store_that_is_found_away_does_not_lose_the_unused_starts_of_all_keys() -> None:
+    """The fault: they were sent together, so the first failure kept none of the others back."""
+
+    async def main(clock: VirtualClock) -> None:
+        shared = Shared(clock)
+        app = Headgate("memory://", clock=clock)
+        limit = StrictRate("10/h", name="api", key="{tenant}", store=shared)
+
+        @app.task(limits=[limit, StrictRate("1/h")])
+        async def call(tenant: str) -> None: ...
+
+        async with app:
+            await call.enqueue_many([(f"t{number}",) for number in range(30)])
+            await asyncio.sleep(0.05)
+            shared.is_away = True
+            await asyncio.sleep(1)
+            shared.is_away = False
+            await asyncio.sleep(60)
+            used = [(await shared.snapshot(Bucket("api", f"t{number}", limit.rule))).used for number in range(30)]
+            # One has started, one is lost by each failure: of the first call, and of that after the first pause.
+            assert (shared.asked > 20, sum(used)) == (True, 3)
+
+    run_virtual(main)
+
+
 def test_starts_that_those_of_another_node_replace_are_returned() -> None:
     """The fault: what a node had fetched and not used yet was lost if the next one fetched for another key."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -307,9 +307,8 @@ class StoreFetcher(WithServices):
         self, deposits: Sequence[Deposit], replaced: Sequence[FetchedBalance], seconds: float
     ) -> None:
         """Give back the starts that were replaced, and after so many seconds those that no job has taken."""
-        # At once: a node that stops has little time, and a limit store sends what comes together in one request.
-        back = ((each.ref, balance.charged_at, balance.left) for each, balance in zip(deposits, replaced, strict=False))
-        await asyncio.gather(*(self._give_back(*each) for each in back))
+        pairs = zip(deposits, replaced, strict=False)
+        await self._give_back((each.ref, balance.charged_at, balance.left) for each, balance in pairs)
         await wait_for_event(self._clock, self._ending, seconds)
         # Of a key that was fetched again meanwhile, less is known to be taken: withdrawing finds what is left.
         unused = [
@@ -320,20 +319,24 @@ class StoreFetcher(WithServices):
         except StorageUnavailable as error:
             self._publish_failure("withdrawing starts", error)
             left = ()
-        back = ((each.ref, each.balance.charged_at, cost) for each, cost in zip(unused, left, strict=False))
-        await asyncio.gather(*(self._give_back(*each) for each in back))
+        costs = zip(unused, left, strict=False)
+        await self._give_back((each.ref, each.balance.charged_at, cost) for each, cost in costs)
         self._returning -= 1
         self._wakeup.set()
 
-    async def _give_back(self, ref: BucketRef, charged_at: int, cost: int) -> None:
+    async def _give_back(self, starts: Iterable[tuple[BucketRef, int, int]]) -> None:
+        """Give back starts: of which bucket, when they were charged, and how much is left."""
         # Nothing was charged without the store.
-        if cost and charged_at:
-            amendment = Amendment(ref, charged_at, cost, charged_at, 0)
+        back = [Amendment(ref, at, left, at, 0) for ref, at, left in starts if left and at]
+        # Together: a node that stops has little time, and a limit store sends what comes together in one request. But
+        # one goes first: a store that is found away loses what is sent to it, and gets the others after its pause.
+        for some in (back[:1], back[1:]):
             # Beside the fetches, which would wait for those of many keys. In a pause of the store nothing waits for it.
             if self._holds_back:
-                self.amend(amendment)
+                for each in some:
+                    self.amend(each)
             else:
-                await self._amend(amendment)
+                await asyncio.gather(*map(self._amend, some))
 
     async def _amend(self, amendment: Amendment) -> None:
         bucket = self._bucket(amendment.ref)
