@@ -124,12 +124,12 @@ class FairLines:
         if own is not None and row.id not in self._outside:
             return own
         lowest = self._lowest.get(queue) if group is None else group.first
-        passed = 0 if lowest else self._passed.get(queue, 0)
+        passed = 0 if lowest or group else self._passed.get(queue, 0)
         if own is None:
             return first_virtual_time(lowest or max(self.limit_now, passed))
         # In an empty line those that wait for one bucket keep their order.
         highest = self._highest.get(queue) if lowest else row.last_behind
-        return max(passed, returning_virtual_time(own, lowest, highest if group is None else group.last))
+        return max(passed + passed % 2, returning_virtual_time(own, lowest, highest if group is None else group.last))
 
     def group(self, row: LaneRow) -> TurnGroup | None:
         """Return the group of a lane, if its keys have two levels."""
