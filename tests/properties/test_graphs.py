@@ -185,7 +185,7 @@ class GraphUser:
         self.acts: list[str] = []
         self._random = random
         self._store_user = store_user
-        self._ids = IdSource()
+        self._ids = IdSource(producer=1)
         self._running: dict[str, ClaimedJob] = {}
 
         app = Headgate("memory://")

@@ -216,7 +216,7 @@ class StorageMachine(RuleBasedStateMachine):
         self.store = self.scope.__enter__()
         self.run(self.store.open())
         self.model = StorageModel(RULES, MIXED)
-        self.ids = IdSource()
+        self.ids = IdSource(producer=1)
         self.late: list[tuple[str, Ending]] = []
         self.charges: dict[tuple[str, int], Charge] = {}
         self.paused: set[str] = set()
