@@ -464,7 +464,8 @@ LIMIT :most::integer
 -- The highest turn behind a bucket in a fair queue: of lanes or, as the lanes of a group have turns of their own, of two groups.
 CASE WHEN highest IS NULL THEN NULL WHEN @group_behind(min) IS NULL
     THEN (SELECT max(lane.place) FROM headgate.lane WHERE behind = granting.bucket AND queue = named.queue)
-    ELSE (SELECT max(virtual_time) FROM headgate.turn_group WHERE id IN (@group_behind(min), @group_behind(max)) AND queue = named.queue)
+    ELSE (SELECT max(CASE WHEN queue = named.queue THEN virtual_time END) FROM headgate.turn_group
+        WHERE id IN (@group_behind(min), @group_behind(max)))
 END
 
 -- name: behind [postgres]
