@@ -243,6 +243,24 @@ async def test_a_form_stays_open_while_it_is_sent(browser: Browser, shop: Shop) 
         await expect(dialog).to_have_count(0)
 
 
+async def test_a_question_is_dismissed_with_the_page_that_it_is_about(browser: Browser, shop: Shop) -> None:
+    """The fault: after going back, "Cancel this job?" stayed open above the page of another thing."""
+    job = await shop.app.tasks["send_mail"].using(delay=7200).enqueue("leave me")
+    async with visiting(browser, shop, who="olga") as visit:
+        page, dialog = visit.page, visit.page.get_by_role("dialog")
+        await visit.go("jobs?view=scheduled")
+        await page.locator(f'a[href="jobs/{job.id}"]').click()
+        await visit.press("Cancel")
+        await expect(dialog.get_by_role("heading")).to_have_text("Cancel this job?")
+        await page.go_back()
+        await expect(dialog).to_have_count(0)
+        await page.go_forward()
+        await visit.press("Cancel")
+        await visit.agree("Cancel the job")
+        await expect(page.locator("main")).to_contain_text("cancelled")
+    assert (await shop.app.admin.status(job.id)).state == JobState.CANCELLED
+
+
 async def test_a_job_is_enqueued_with_more_options(browser: Browser, shop: Shop) -> None:
     async with visiting(browser, shop, who="olga") as visit:
         dialog = visit.page.get_by_role("dialog")

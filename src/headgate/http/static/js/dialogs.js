@@ -14,7 +14,7 @@ import { t } from "./language.js";
  * `submit` sends the form when it is confirmed: the dialog stays open until it returns true.
  */
 
-/** Show a dialog and return whether it was confirmed. Escape and a click outside dismiss it. @param {Question} question @returns {Promise<boolean>} */
+/** Show a dialog and return whether it was confirmed. Escape, a click outside and going back dismiss it. @param {Question} question @returns {Promise<boolean>} */
 export function ask(question) {
   return new Promise((resolve) => {
     const dialog = document.createElement("dialog");
@@ -37,7 +37,11 @@ export function ask(question) {
       }
     };
     const show = () => render(dialog, content(question, close, confirm, show));
+    // Back and forward show another page, which the question is not about.
+    const leave = () => close(false);
+    addEventListener("popstate", leave);
     dialog.addEventListener("close", () => {
+      removeEventListener("popstate", leave);
       dialog.remove();
       resolve(dialog.returnValue === "yes");
     });
