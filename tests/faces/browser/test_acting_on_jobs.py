@@ -14,7 +14,7 @@ from playwright.async_api import Browser, Route, expect
 from headgate import JobState
 from headgate.clock import SECOND
 from headgate.errors import JobNotFound
-from tests.faces.browser.conftest import APP, Shop, axe_violations, visiting
+from tests.faces.browser.conftest import APP, Shop, Visit, axe_violations, visiting
 from tests.faces.browser.shop import FAIR, HOSTILE, QUEUE
 from tests.until import until
 
@@ -259,6 +259,31 @@ async def test_a_question_is_dismissed_with_the_page_that_it_is_about(browser: B
         await visit.agree("Cancel the job")
         await expect(page.locator("main")).to_contain_text("cancelled")
     assert (await shop.app.admin.status(job.id)).state == JobState.CANCELLED
+
+
+async def test_a_form_stays_open_when_the_session_ends(browser: Browser, shop: Shop) -> None:
+    """The fault: the page was replaced by the sign-in page, and what was written in the form was lost."""
+    async with visiting(browser, shop, who="olga") as visit:
+        page, dialog = visit.page, visit.page.get_by_role("dialog")
+        await visit.go("tasks/send_mail")
+        await visit.press("Enqueue")
+        await visit.press("Write the arguments as JSON")
+        await dialog.get_by_label("Arguments (JSON)").fill('{"to": "written for long"}')
+        await page.context.clear_cookies()
+        await page.locator(".notice", has_text="You are signed out").wait_for()
+        enqueue = dialog.get_by_role("button", name="Enqueue", exact=True)
+        await enqueue.click()
+        await expect(dialog.get_by_role("alert")).to_contain_text("Sign in again in another tab")
+        other = Visit(await page.context.new_page(), shop)
+        await other.sign_in("olga")
+        await other.page.close()
+        await enqueue.click()
+        await expect(page).to_have_url(re.compile(r"/jobs/\w+$"))
+        assert "written for long" in (await shop.app.admin.job(page.url.rpartition("/")[2])).record.payload
+        # Without a form, the sign-in page comes at once.
+        await page.context.clear_cookies()
+        await page.get_by_role("heading", name="Sign in").wait_for()
+        visit.forget_refusals()
 
 
 async def test_a_job_is_enqueued_with_more_options(browser: Browser, shop: Shop) -> None:

@@ -123,8 +123,11 @@ async function request(url, init, signal) {
   const isJson = (response.headers.get("Content-Type") ?? "").includes("json");
   const data = isJson ? parseJson(await response.text()) : null;
   if (response.ok) return data;
-  // The session has ended, here or in another tab: at this address the server now shows the sign-in page.
-  if (response.status === 401) location.reload();
+  if (response.status === 401) {
+    // The session has ended. A reload leads to the sign-in page, which waits for an open form: its text would be lost.
+    if (!document.querySelector("dialog[open] :is(input, textarea)")) location.reload();
+    throw new ApiError(401, "unauthorized", t("You are signed out. Sign in again in another tab, then continue here."));
+  }
   // An error is a problem of RFC 9457; the code is the last part of its type.
   const message =
     data?.detail ?? data?.title ?? t("The server responded with status {status}.", { status: response.status });
