@@ -285,3 +285,33 @@ async def test_an_overview_of_thousands_of_queues_draws_some_and_says_how_many_t
         await expect(page.locator(".notices")).to_contain_text("paused-11 · 488 more queues")
         await expect(page.locator(".idle-queues summary")).to_have_text("5,000 idle queues")
         await expect(page.locator(".idle-queues a")).to_have_count(101)
+
+
+async def test_an_overview_of_thousands_of_unknown_tasks_and_limits_draws_some_and_says_how_many_there_are(
+    browser: Browser, shop: Shop
+) -> None:
+    """The fault: with 1,500 tasks of another app, the overview had 1,500 warnings, and its numbers 95 screens below."""
+
+    async def many(route: Route) -> None:
+        answer = await route.fetch()
+        overview = await answer.json()
+        unknown = [{"task": f"task-{number}", "queue": "other", "jobs": 1} for number in range(1500)]
+        overdue = [{"name": f"schedule-{number}", "problem": None} for number in range(100)]
+        limit = {"rule": "1/h", "waiting": 1, "keys": 1, "is_paused": False, "worst": []}
+        limits = [limit | {"limit": f"limit-{number}"} for number in range(2000)]
+        shown = overview | {"unknown_tasks": unknown, "overdue_schedules": overdue, "limits": limits}
+        # The page takes it for newer than what the stream sends.
+        await route.fulfill(json=shown | {"now": "2099-01-01T00:00:00Z"})
+
+    async with visiting(browser, shop) as visit:
+        page = visit.page
+        await page.route("**/api/v1/overview", many)
+        await visit.go("overview")
+        notices = page.locator(".notices .notice")
+        await expect(notices.filter(has_text="Unknown task")).to_have_count(12)
+        await expect(notices.filter(has_text="schedule-")).to_have_count(12)
+        await expect(notices.filter(has_text=re.compile(r"^and [\d,]+ more$"))).to_have_text(
+            ["and 1,488 more", "and 88 more"]
+        )
+        await expect(page.locator(".limit-map")).to_have_count(12)
+        await expect(page.get_by_role("link", name="1,988 more limits")).to_have_attribute("href", "limits")

@@ -93,7 +93,7 @@ function warnings(data) {
         h("b", null, `${format.plural(paused.length, "queue is paused", "queues are paused")}: `),
         firstOf(paused, MOST_NAMED, (queue) => link("queues", queue.queue), (count) => format.plural(count, "more queue"), "queues"),
       ),
-    data.unknown_tasks.map((/** @type {any} */ each) =>
+    notices(data.unknown_tasks, (each) =>
       notice(
         "warn",
         h("b", null, t("Unknown task {task}:", { task: each.task })),
@@ -106,7 +106,7 @@ function warnings(data) {
         link(address(["jobs"], { task: each.task, state: "waiting" }), t("Show jobs")),
       ),
     ),
-    data.overdue_schedules.map((/** @type {any} */ each) =>
+    notices(data.overdue_schedules, (each) =>
       notice(
         "warn",
         h("b", null, t("Schedule")),
@@ -124,6 +124,11 @@ function warnings(data) {
       ),
     ),
   );
+}
+
+/** A notice for each of the first of a list, and one with the number of the others. @param {any[]} list @param {(each: any) => import("../dom.js").Children} shown */
+function notices(list, shown) {
+  return [list.slice(0, MOST_NAMED).map(shown), list.length > MOST_NAMED && notice("warn", t("and {count} more", { count: format.count(list.length - MOST_NAMED) }))];
 }
 
 /** @param {any} data @param {any} history @param {{span: number, name: string}} range */
@@ -222,7 +227,7 @@ function finalsAgo({ now, finals_at: at }, text) {
   return `${text}, ${t("counted {time}", { time: format.relative(at) })}`;
 }
 
-/** Up to how many limits and paused queues are named. */
+/** Up to how many limits, paused queues, unknown tasks and overdue schedules are named. */
 const MOST_NAMED = 12;
 
 /** Up to how many queues are drawn: with 10,000 of them, a browser would show nothing for 20 s. */
@@ -253,7 +258,8 @@ function limitsPanel(data) {
           )
         : [
             busy.some((/** @type {any} */ limit) => limit.worst.length > 0) && heatLegend(),
-            h("div", { class: "limit-maps", key: "maps" }, busy.map(limitMap)),
+            h("div", { class: "limit-maps", key: "maps" }, busy.slice(0, MOST_NAMED).map(limitMap)),
+            busy.length > MOST_NAMED && h("p", { class: "hint", key: "more" }, link("limits", format.plural(busy.length - MOST_NAMED, "more limit"))),
             idle.length > 0 && idleLimits(idle, busy.length > 0),
           ],
   );
