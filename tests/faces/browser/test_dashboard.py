@@ -22,6 +22,7 @@ from playwright.async_api import Browser, Route, expect
 
 from headgate import Cron, Every
 from headgate.errors import ScheduleNotFound
+from headgate.http.http_error import TYPES
 from headgate.http.static_files import STATIC
 from headgate.storage.records import NodeControls
 from tests.faces.browser.conftest import (
@@ -1103,6 +1104,31 @@ async def test_a_page_shows_when_the_server_is_lost_and_back(browser: Browser, s
         await expect(visit.page.get_by_role("alert")).to_have_count(0)
         # The browser itself reports that there was no answer.
         visit.expected.add("ERR_")
+
+
+@of_one_store
+async def test_a_page_is_loaded_again_soon_after_a_long_wait_for_the_store(browser: Browser, shop: Shop) -> None:
+    """The fault: the notice that the store is away stayed for five times as long as a load had waited for it."""
+    async with visiting(browser, shop) as visit:
+        page, refused = visit.page, asyncio.Event()
+
+        async def wait_in_vain(route: Route) -> None:
+            if not refused.is_set():
+                await page.clock.fast_forward(600_000)
+            await route.fulfill(status=503, json={"type": f"{TYPES}storage_unavailable", "detail": "it is away"})
+            refused.set()
+
+        await page.clock.install()
+        await visit.go("nodes")
+        await page.evaluate(f"() => {{ {NO_DEADLINE} }}")
+        await page.route("**/api/v1/nodes", wait_in_vain)
+        await page.clock.fast_forward(7_000)
+        await expect(page.get_by_role("alert")).to_contain_text("The store does not respond")
+        await page.unroute("**/api/v1/nodes", wait_in_vain)
+        for _ in range(3):
+            await page.clock.fast_forward(7_000)
+        await expect(page.get_by_role("alert")).to_have_count(0)
+        visit.forget_refusals(503)
 
 
 @of_one_store

@@ -267,7 +267,9 @@ export class Page {
     if (!preferences().live) return;
     if (document.hidden || this.isLoading) this.isStale = true;
     else if (!this.refreshTimer) {
-      const delay = Math.max(REFRESH_DELAY, SLOW_PAGE_FACTOR * this.loadTime);
+      // A load that waited in vain for the server or its store says nothing of the page.
+      const isAway = this.error instanceof ApiError && (this.error.status === 0 || this.error.code === "storage_unavailable");
+      const delay = Math.max(REFRESH_DELAY, isAway ? 0 : SLOW_PAGE_FACTOR * this.loadTime);
       this.refreshTimer = window.setTimeout(() => this.#refreshUnlessFrozen(), delay);
     }
   }
