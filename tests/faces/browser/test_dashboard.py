@@ -1107,6 +1107,29 @@ async def test_a_page_shows_when_the_server_is_lost_and_back(browser: Browser, s
 
 
 @of_one_store
+@pytest.mark.parametrize(
+    ("kind", "body", "said"),
+    [
+        ("text/html", "<h1>Sign in to the proxy</h1>", "The server responded with status 200"),
+        ("application/json", '{"items": [{"id": "06r', "The server cannot be reached"),
+    ],
+    ids=["a page of the proxy", "cut off"],
+)
+async def test_an_answer_that_is_not_of_the_api_is_no_error_of_the_page(
+    browser: Browser, shop: Shop, kind: str, body: str, said: str
+) -> None:
+    """The fault: "TypeError: Cannot read properties of null", and "SyntaxError: Unterminated string in JSON"."""
+
+    async def answer(route: Route) -> None:
+        await route.fulfill(status=200, content_type=kind, body=body)
+
+    async with visiting(browser, shop) as visit:
+        await visit.page.route("**/api/v1/nodes", answer)
+        await visit.page.goto(f"{shop.base}nodes")
+        await expect(visit.page.get_by_role("alert")).to_contain_text(said)
+
+
+@of_one_store
 async def test_a_page_is_loaded_again_soon_after_a_long_wait_for_the_store(browser: Browser, shop: Shop) -> None:
     """The fault: the notice that the store is away stayed for five times as long as a load had waited for it."""
     async with visiting(browser, shop) as visit:

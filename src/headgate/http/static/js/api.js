@@ -111,18 +111,19 @@ function send(url, method, body) {
 /** @param {URL} url @param {RequestInit} init @param {AbortSignal} [signal] */
 async function request(url, init, signal) {
   const signals = [AbortSignal.timeout(init.method === "GET" ? TIMEOUT : 4 * TIMEOUT), ...(signal ? [signal] : [])];
-  let response;
+  let response, data;
   try {
     response = await fetch(url, { ...init, signal: AbortSignal.any(signals), credentials: "same-origin" });
+    const isJson = (response.headers.get("Content-Type") ?? "").includes("json");
+    data = isJson ? parseJson(await response.text()) : null;
   } catch (error) {
     if (signal?.aborted) throw error;
     const isTimeout = error instanceof DOMException && error.name === "TimeoutError";
     const message = isTimeout ? t("The server did not respond in time.") : t("The server cannot be reached.");
     throw new ApiError(0, isTimeout ? "timeout" : "unreachable", message);
   }
-  const isJson = (response.headers.get("Content-Type") ?? "").includes("json");
-  const data = isJson ? parseJson(await response.text()) : null;
-  if (response.ok) return data;
+  // Another status without JSON is not of the API, as when a proxy answers with its own sign-in page.
+  if (response.ok && (data !== null || response.status === 204)) return data;
   if (response.status === 401) {
     // The session has ended. A reload leads to the sign-in page, which waits for an open form: its text would be lost.
     if (!document.querySelector("dialog[open] :is(input, textarea)")) location.reload();
