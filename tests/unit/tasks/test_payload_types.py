@@ -389,6 +389,64 @@ def test_of_a_name_that_is_stored_twice_the_last_value_counts() -> None:
     assert payload_of(int).decode('{"x":1,"x":2}') == ([], {"x": 2})
 
 
+class Title(TypedDict):
+    title: str
+
+
+class Left(NamedTuple):
+    left: int
+
+
+class Longer(NamedTuple):
+    left: int
+    right: str
+    more: int = 7
+
+
+class Swapped(NamedTuple):
+    right: Any
+    left: Any
+
+
+class Street(pydantic.BaseModel):
+    street: str
+
+
+@attrs.define
+class Across:
+    x: int
+
+
+@dataclass
+class Renamed:
+    sku: str
+    cost: Decimal = Decimal(0)
+
+
+@pytest.mark.parametrize(
+    ("old", "value", "new", "read"),
+    [
+        (Movie, {"title": "Heat", "year": 1995}, Title, {"title": "Heat"}),
+        (Address, ADDRESS, Street, Street(street="Main")),
+        (Point, Point(1, 2), Across, Across(1)),
+        (Pair, Pair(1, "b"), Longer, Longer(1, "b", 7)),
+        (Pair, Pair(1, "b"), Left, None),
+        # What the docs warn of.
+        (Pair, Pair(1, "b"), Swapped, Swapped(1, "b")),
+        (Line, Line("x", Decimal(9)), Renamed, Renamed("x", Decimal(0))),
+        (str, "abcd", bytes, b"i\xb7\x1d"),
+    ],
+    ids=named,
+)
+def test_a_stored_value_fits_a_changed_class_as_documented(old: Any, value: Any, new: Any, read: Any) -> None:
+    stored, _ = payload_of(old).encode((value,), {})
+    if read is None:
+        with pytest.raises(PayloadError, match="Expected `array` of length 1"):
+            payload_of(new).decode(stored)
+    else:
+        assert payload_of(new).decode(stored)[1]["x"] == read
+
+
 def test_an_argument_that_the_function_no_longer_has_is_not_dropped_in_silence() -> None:
     def work(page: int = 1) -> None: ...
 
