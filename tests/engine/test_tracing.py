@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from headgate import Every, Headgate, RateLimited, RetryPolicy, Snooze, StrictRate, batch, chain, current_job
+from headgate import Cancel, Every, Headgate, RateLimited, RetryPolicy, Snooze, StrictRate, batch, chain, current_job
 from headgate.errors import DeclarationError, StorageUnavailable
 from headgate.observe.json_log import JsonFormatter
 from headgate.observe.tracing import OpenTelemetry
@@ -527,6 +527,7 @@ def test_an_app_has_one_tracer(traced: Traced) -> None:
 
 
 def test_the_metrics_of_the_conventions_are_counted_and_measured(traced: Traced) -> None:
+    """The fault: an attempt whose handler cancelled its job had the error.type headgate.Cancel, as if it had failed."""
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader])
 
@@ -535,13 +536,13 @@ def test_the_metrics_of_the_conventions_are_counted_and_measured(traced: Traced)
         app.instrument(OpenTelemetry(meter_provider=provider))
 
         @app.task(retry=RetryPolicy(retries=0))
-        async def work(fails: bool) -> None:
+        async def work(error: str) -> None:
             await asyncio.sleep(3)
-            if fails:
-                raise ValueError
+            if error:
+                raise Cancel("withdrawn") if error == "Cancel" else ValueError
 
         async with app:
-            await work.enqueue_many([(False,), (True,)])
+            await work.enqueue_many([("",), ("ValueError",), ("Cancel",)])
             await asyncio.sleep(10)
 
     run_virtual(main)
@@ -549,11 +550,11 @@ def test_the_metrics_of_the_conventions_are_counted_and_measured(traced: Traced)
     assert data is not None
     (resource,) = data.resource_metrics
     found = {metric.name: metric.data.data_points for scope in resource.scope_metrics for metric in scope.metrics}
-    assert found["messaging.client.sent.messages"][0].value == 2  # type: ignore[union-attr]
-    assert found["messaging.client.consumed.messages"][0].value == 2  # type: ignore[union-attr]
+    assert found["messaging.client.sent.messages"][0].value == 3  # type: ignore[union-attr]
+    assert found["messaging.client.consumed.messages"][0].value == 3  # type: ignore[union-attr]
     runs = found["messaging.process.duration"]
     assert {(dict(run.attributes or {}).get("error.type"), round(run.sum)) for run in runs} == {  # type: ignore[union-attr]
-        (None, 3),
+        (None, 6),
         ("ValueError", 3),
     }
     operations = {

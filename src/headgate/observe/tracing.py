@@ -371,7 +371,8 @@ class OtelMetrics:
     def _measure(self, event: JobFinished | JobRetried | JobReturned) -> None:
         if event.ran is not None:
             attributes = self._attributes("process", event)
-            error = None if isinstance(event, JobReturned) else event.error
+            # That of a cancelled job is its handler's reason, and no failure.
+            error = event.error if isinstance(event, JobFailure | JobRetried) else None
             if error is not None:
                 attributes = {**attributes, "error.type": error.type}
             self._processed.record(event.ran, attributes)
