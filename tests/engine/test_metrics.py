@@ -195,7 +195,10 @@ def test_names_that_this_program_does_not_declare_share_one_label() -> None:
 
 
 def test_declared_names_have_a_zero_before_anything_happens() -> None:
-    """The fault: `increase` sees nothing of a counter that begins at 1, so the first poisonous job alerted nobody."""
+    """The fault: `increase` sees nothing of a counter that begins at 1, so the first poisonous job alerted nobody.
+
+    The fault: nor did it see the first call of a task that the callee refused.
+    """
 
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
@@ -207,6 +210,7 @@ def test_declared_names_have_a_zero_before_anything_happens() -> None:
         async with app:
             await asyncio.sleep(2)
             assert value(metrics, "headgate_jobs_finished_total", queue="default", task="work", outcome="failed") == 0
+            assert value(metrics, "headgate_jobs_returned_total", queue="default", task="work", reason="refused") == 0
             assert value(metrics, "headgate_jobs_recovered_total", outcome="poisonous") == 0
             assert value(metrics, "headgate_limit_decisions_total", limit="calls", decision="rejected") == 0
             assert value(metrics, "headgate_limit_store_errors_total", limit="calls") == 0

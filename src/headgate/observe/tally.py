@@ -258,8 +258,8 @@ class Tally:
             yield metric.RETRIED, series.labels, series.retried
             for outcome in ("succeeded", "failed", "cancelled"):
                 yield metric.FINISHED, (*series.labels, outcome), series.finished[outcome]
-            for reason, count in list(series.returned.items()):
-                yield metric.RETURNED, (*series.labels, reason), count
+            for reason in ("snoozed", "refused", "interrupted"):
+                yield metric.RETURNED, (*series.labels, reason), series.returned[reason]
         for name, limit in list(self._limits.items()):
             for decision in ("granted", "throttled", "rejected", "refused", "unlimited"):
                 yield metric.DECISIONS, (name, decision), limit.decisions[decision]
