@@ -198,6 +198,8 @@ class Workbench:
                 f"task {task.name!r} has no argument {', '.join(map(repr, unknown)) or f'number {len(args)}'}; it has: "
                 f"{', '.join(names) or 'none'}"
             )
+        for name in kwargs.keys() & {*names[: len(args)]}:
+            raise TypeError(f"task {task.name!r} got argument {name!r} twice")
         return EnqueuedQuery(task=task.name, arguments={**dict(zip(names, args, strict=False)), **kwargs}, **options)
 
     # ------------------------------------------------------------------------------------------------ running

@@ -581,6 +581,15 @@ async def test_what_no_job_can_match_is_refused(jobs: Workbench) -> None:
         jobs.assert_enqueued(shop.greet, "eve", count=0)
 
 
+async def test_an_argument_that_is_passed_twice_is_refused(jobs: Workbench) -> None:
+    """The fault: the second one held, so that refute_enqueued passed although the job of the first was enqueued."""
+    await shop.greet.enqueue("ada")
+    with pytest.raises(TypeError, match="task 'greet' got argument 'name' twice"):
+        jobs.refute_enqueued(shop.greet, "ada", name="eve")
+    with pytest.raises(TypeError, match="task 'greet' got argument 'name' twice"):
+        jobs.assert_enqueued(shop.greet, "eve", name="ada")
+
+
 async def test_time_begins_at_the_instant_of_the_test() -> None:
     with manual(shop.app, now=datetime(2030, 1, 1, tzinfo=UTC)) as jobs:
         await shop.greet.enqueue("ada")
