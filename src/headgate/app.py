@@ -552,7 +552,7 @@ class Headgate(RefusesForeignWords):
         Call it before the app is opened. Raises DeclarationError for a second tracer.
         """
         observed = Observed(
-            self._clock, self._storage, self._registry, self._bus.tap, self._client.trace_by,
+            self._clock, lambda: self._storage, self._registry, self._bus.tap, self._client.trace_by,
             lambda: self._bus.lost, lambda: self._client.lifecycle.loop, __version__,
         )  # fmt: skip
         instrument.attach(observed)

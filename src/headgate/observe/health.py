@@ -108,7 +108,7 @@ class HealthServer:
         if self._is_stopping:
             return "the worker is stopping"
         try:
-            await within(self._observed.clock, DEADLINE, self._observed.storage.node_update())
+            await within(self._observed.clock, DEADLINE, self._observed.store().node_update())
         except TimeoutError:
             return f"the store could not be reached, or did not answer, within {DEADLINE:g} s"
         except StorageUnavailable as error:

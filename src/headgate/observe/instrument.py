@@ -24,13 +24,13 @@ OTHER = "(other)"
 class Observed:
     """Access to an app for an instrument.
 
-    `tap` registers functions that are called at once with each event of their kind, on the app's event loop. `trace_by`
-    sets the app's tracing. `events_lost` returns how many events slow subscribers have lost. `loop` returns the event
-    loop of the app, if it is open.
+    `store` returns the store, which is another one in a test. `tap` registers functions that are called at once with
+    each event of their kind, on the app's event loop. `trace_by` sets the app's tracing. `events_lost` returns how many
+    events slow subscribers have lost. `loop` returns the event loop of the app, if it is open.
     """
 
     clock: Clock
-    storage: Store
+    store: Callable[[], Store]
     registry: Registry
     tap: Callable[[Mapping[type[Event], Callable[[Any], None]]], None]
     trace_by: Callable[[Tracing], None]

@@ -83,7 +83,7 @@ class StoreReading:
 
     async def _read(self) -> tuple[Number, ...]:
         """Return the numbers, those of jobs as of their last count; before the first one is done they are missing."""
-        storage = self._observed.storage
+        storage = self._observed.store()
         self._queues.begin(self._count_queues, lambda: to_datetime(storage.now()))
         nodes, paused = await storage.nodes(), await storage.paused_queues()
         counted = await self._queues.read()
@@ -95,7 +95,7 @@ class StoreReading:
         return tuple(numbers)
 
     async def _count_queues(self) -> Sequence[Number]:
-        storage, labels = self._observed.storage, self._labels
+        storage, labels = self._observed.store(), self._labels
         counts, waiting = await storage.counts(finals=False), await storage.waiting()
         # Limits are counted with their worst keys, so one of each is asked for at least.
         unfinished = await storage.count_unfinished(worst=max(1, self._top_keys))

@@ -146,6 +146,7 @@ class TestApp(InTest):
         storage = storage or self._storage
         # One of its own: what it waits with belongs to one event loop, and callbacks take real time.
         callback_runner = CallbackRunner(storage, self._registry, SystemClock(), self._bus)
+        callback_runner.tracing = self._client.enqueuer.tracing
         new = SteppedNode(
             replace(self._client.services, storage=storage, callback_runner=callback_runner),
             self._node_config(),
@@ -219,6 +220,7 @@ def in_test(app: Headgate, kind: type[S], storage: Store, clock: Clock) -> Itera
     bus = EventBus()
     for subscription in app._bus._subscriptions:
         bus.subscribe(subscription.callback, *subscription.kinds)
+    bus._taps = {**app._bus._taps}
     # The app's own class stays a base: it may be a subclass by the user.
     app.__class__ = type(kind.__name__, (kind, own_kind), {"__module__": kind.__module__})
     test_app = cast(S, app)
@@ -226,6 +228,7 @@ def in_test(app: Headgate, kind: type[S], storage: Store, clock: Clock) -> Itera
         test_app._wire(storage, StoreAddress(f"{type(storage).__name__} of a test"), clock, bus, history=False)
         # Tasks and handles hold the app's client, so that client becomes the client of the test.
         new = test_app._client
+        new.enqueuer.tracing = new.callback_runner.tracing = client.enqueuer.tracing
         client.__class__, client.__dict__ = type(new), vars(new)
         test_app._client = client
         client._migrate = True  # The store of the test is new.

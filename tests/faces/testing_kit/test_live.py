@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -14,12 +15,18 @@ import pytest
 import time_machine
 from fastapi import FastAPI
 from freezegun import freeze_time
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from prometheus_client import CollectorRegistry
 
-from headgate import Every, Headgate, HeadgateError, StrictRate, batch
+from headgate import Every, Headgate, HeadgateError, JobContext, StrictRate, batch
 from headgate.clock import SECOND
 from headgate.contrib.fastapi import health, lifespan
 from headgate.engine.running_attempts import RunningAttempts
 from headgate.jobs.event import Event, JobStarted
+from headgate.observe.metrics import PrometheusMetrics
+from headgate.observe.tracing import OpenTelemetry
 from headgate.testing import live, manual
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.faces.testing_kit import shop
@@ -305,6 +312,43 @@ def test_events_are_the_same_as_in_production() -> None:
         assert last.waited >= 59
 
     run_virtual(main)
+
+
+async def test_metrics_and_traces_are_those_of_the_test(tmp_path: Path) -> None:
+    """The fault: they saw no job of a test, and read the store of production: headgate_up was 0."""
+    app = Headgate(f"sqlite:///{tmp_path}/production.db")
+    metrics = PrometheusMetrics(registry=CollectorRegistry(), store=True, max_age=0)
+    app.instrument(metrics)
+    spans, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(spans))
+    app.instrument(OpenTelemetry(tracer_provider=provider, metrics=False))
+
+    @app.task
+    async def greet(name: str) -> str:
+        return name
+
+    @greet.on_completed
+    def note(job: JobContext, result: str) -> None: ...
+
+    def finished() -> float | None:
+        labels = {"queue": "default", "task": "greet", "outcome": "succeeded"}
+        return metrics.registry.get_sample_value("headgate_jobs_finished_total", labels)
+
+    async with live(app):
+        await greet.enqueue("ada")
+        await greet.using(delay=3600).enqueue("eve")
+        await until(lambda: finished() == 1)
+        await metrics.refresh()
+        assert metrics.registry.get_sample_value("headgate_up") == 1
+        waiting = metrics.registry.get_sample_value("headgate_queue_depth", {"queue": "default", "state": "waiting"})
+        assert waiting == 1
+    with manual(app) as jobs:
+        await greet.enqueue("bob")
+        await jobs.drain()
+        assert finished() == 2
+    made = Counter(span.name for span in spans.get_finished_spans())
+    assert made == {"send default": 3, "process default": 2, "on_completed greet": 2}
+    provider.shutdown()
 
 
 def test_a_limiter_that_was_made_before_the_test_waits_in_the_time_of_the_test() -> None:
