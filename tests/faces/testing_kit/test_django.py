@@ -61,6 +61,11 @@ def rename_as_django_does(key: int) -> int:
 def never(key: int) -> None: ...
 
 
+@tasks.task
+async def rename_as_django_does_async(key: int) -> int:
+    return await User.objects.filter(pk=key).aupdate(username="grace")
+
+
 class Renaming(TestCase):
     def setUp(self):
         self.user = User.objects.create(username="ada")
@@ -94,6 +99,14 @@ class Renaming(TestCase):
     def test_inline_a_task_of_django(self):
         with inline(app):
             rename_as_django_does.enqueue(self.user.pk)
+
+    async def test_an_async_test_keeps_its_transaction(self):
+        # The fault: the job closed the connection of the test, so that its job was gone and all later tests failed.
+        with manual(app) as jobs:
+            result = await rename_as_django_does_async.aenqueue(self.user.pk)
+            await jobs.drain()
+            await result.arefresh()
+            assert result.return_value == 1
 
 
 class Committing:
@@ -167,7 +180,7 @@ if __name__ == "__main__":
     runner.setup_databases()
     suite = runner.test_loader.loadTestsFromModule(sys.modules["__main__"])
     result = runner.run_suite(suite)
-    sys.exit(not (result.testsRun == 16 and result.wasSuccessful()))
+    sys.exit(not (result.testsRun == 17 and result.wasSuccessful()))
 """
 
 

@@ -43,6 +43,13 @@ def _close_old_connections() -> None:
             connection.close_if_unusable_or_obsolete()
 
 
+def _close_connections() -> None:
+    """Close the connections of an async task, but keep the transaction of an async test, which has the main thread."""
+    for connection in connections.all(initialized_only=True):
+        if not connection.in_atomic_block or threading.current_thread() is not threading.main_thread():
+            connection.close()
+
+
 class DjangoTaskBody:
     """One Django task on one app, as its `app_task`. `sender` of its signals is the class of the backend."""
 
@@ -104,7 +111,7 @@ class DjangoTaskBody:
                 await signals.task_started.asend_robust(sender=self._sender, task_result=result)
                 return await self._task.func(*self._context(result), *args, **kwargs)
             finally:
-                await sync_to_async(connections.close_all)()
+                await sync_to_async(_close_connections)()
 
     def _running(self, job: JobContext, call: Arguments) -> Any:
         # Earlier attempts are read if there may be any, and if the handler uses them.
