@@ -205,6 +205,16 @@ def test_every_query_of_the_dashboard_and_the_alerts_uses_existing_metrics(
     assert {metric.name for metric in (*COUNTED, *READ)} - asked == {"headgate_build_info"}
 
 
+def test_an_alert_that_waits_looks_no_further_back_than_it_waits() -> None:
+    """The fault: one failed call to the store of a limit was critical for five minutes, because it counted for ten."""
+    seconds = {"m": 60, "h": 3600}
+    for group in yaml.safe_load((GRAFANA / "alerts.yml").read_text())["groups"]:
+        for rule in group["rules"]:
+            waits = rule.get("for")
+            for count, unit in re.findall(r"\[(\d+)([mh])\]", rule["expr"]) if waits else ():
+                assert int(count) * seconds[unit] <= int(waits[:-1]) * seconds[waits[-1]], rule["alert"]
+
+
 def test_labels_in_the_text_of_alerts_are_kept_by_their_queries() -> None:
     for group in yaml.safe_load((GRAFANA / "alerts.yml").read_text())["groups"]:
         for rule in group["rules"]:
