@@ -12,6 +12,7 @@ import pytest
 import pytest_asyncio
 from msgspec.structs import replace
 
+from headgate import Every, Headgate
 from headgate.admin.bulk import CANCEL, BulkResult, cancel_batch, change_many
 from headgate.clock import Clock, sleep
 from headgate.errors import IllegalTransition, JobHeld, StorageUnavailable
@@ -29,6 +30,7 @@ from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.schedules import ScheduleUser
 from tests.conformance.storage_suite.store_user import StoreUser, at_once, rate, strict
 from tests.durability.postgres import let_locks_be_waited_for, waiting_statements
+from tests.postgres_server import connected
 from tests.until import becomes, patient
 
 R = TypeVar("R")
@@ -752,3 +754,26 @@ async def test_an_occurrence_after_a_job_that_is_locked_delays_no_other_schedule
     await stores.user.end()
     assert await promptly(stores.left.storage.fire([held])) == [True]
     await stores.check()
+
+
+async def test_a_schedule_is_not_triggered_while_the_job_that_it_would_follow_is_locked(
+    postgres_url: str, postgres_schema: str
+) -> None:
+    """The fault: `trigger` tried again without a pause, as long as a handler's transaction had completed that job."""
+    app = Headgate(postgres_url, schema=postgres_schema)
+
+    @app.task
+    async def work() -> None: ...
+
+    async with app.open(), connected(postgres_url) as connection:
+        schedule = await work.schedule("nightly", Every(hours=24), overlap="queue").enqueue()
+        first = await schedule.trigger()
+        table = f'"{postgres_schema}".job'
+        async with connection.transaction():
+            await connection.execute(f"SELECT 1 FROM {table} WHERE id = $1 FOR UPDATE", job_number(first.id))
+            with pytest.raises(JobHeld, match=f"'nightly' was not triggered.* locked its job {first.id}"):
+                async with asyncio.timeout(patient(10)):
+                    await schedule.trigger()
+        second = await schedule.trigger()
+        assert (await second.status()).follows == first.id
+        assert (await schedule.status()).open == 2

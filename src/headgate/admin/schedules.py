@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from headgate.admin.actor import this_process
 from headgate.admin.columns import Column
 from headgate.admin.enqueueing import Payload, call_of, declared_task
-from headgate.clock import SECOND, optional_datetime, to_datetime
+from headgate.clock import SECOND, optional_datetime, sleep, to_datetime
 from headgate.engine.enqueuer import Enqueuer
 from headgate.engine.occurrence import Occurrence, last_job_of, occurrence
 from headgate.engine.schedule_declaration import rules_of, trigger_of
@@ -22,6 +22,7 @@ from headgate.errors import (
     USER_CODE_ERRORS,
     DeclarationError,
     HeadgateError,
+    JobHeld,
     PayloadError,
     ScheduleDeclared,
     ScheduleExists,
@@ -342,10 +343,22 @@ class SchedulesAdmin:
         A schedule of a chain or a batch enqueues all its jobs; the id is that of the last one.
 
         It counts as a run, and waits for the previous job if the schedule's jobs queue up. Raises ScheduleNotFound,
-        UnknownTask if this app does not declare its task, PayloadError if it lacks the codec of its payload.
+        UnknownTask if this app does not declare its task, PayloadError if it lacks the codec of its payload, JobHeld if
+        another open transaction has locked that previous job.
         """
+        clock, tried, until = self._storage.clock, 0, 0
         while True:
             record = await self._readable(name)
+            if record.revision != tried:
+                tried, until = record.revision, clock.monotonic() + SECOND
+            elif clock.monotonic() > until:
+                raise JobHeld(
+                    f"schedule {name!r} was not triggered: another open transaction has locked its job "
+                    f"{record.last_job}, which the new one follows; try again when that transaction has ended "
+                    "(`headgate status` shows it)"
+                )
+            else:
+                await sleep(clock, 0.1)
             for call in record.call.calls:
                 if call.task not in self._registry.names:
                     raise UnknownTask(
@@ -359,7 +372,10 @@ class SchedulesAdmin:
                 return new.last
 
     async def _fire(self, record: ScheduleRecord) -> Occurrence | None:
-        """Enqueue an occurrence at once. Returns None if the schedule has changed since it was read."""
+        """Enqueue an occurrence at once.
+
+        Returns None if the schedule has changed since it was read, or if the job that it would follow is locked.
+        """
         now = self._storage.now()
         follows = await last_job_of(self._storage, record) if record.rules.overlap == "queue" else None
         at_once = replace(record, rules=replace(record.rules, jitter=None, until=None))

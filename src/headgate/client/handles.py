@@ -205,7 +205,7 @@ class Schedule(Generic[R_co]):
         """Enqueue its job now, also while it is paused; its next occurrences stay, and the run counts as a run.
 
         A schedule of a chain or a batch enqueues all its jobs; you get the handle of the last one. Raises
-        ScheduleNotFound.
+        ScheduleNotFound, and JobHeld if it would follow a job that another open transaction has locked.
         """
         return Job(await self._client.admin.schedules.trigger(self.name), self._client)
 
