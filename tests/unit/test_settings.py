@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from headgate import DeclarationError, Headgate, RetryPolicy
+from headgate import DeclarationError, Headgate, RateLimit, RetryPolicy
 from headgate.clock import SystemClock
 from headgate.jobs.audit import AuditLevel
 from headgate.jobs.retention import retention_of
@@ -226,3 +226,11 @@ def test_an_app_has_a_url_and_no_store_of_ones_own() -> None:
 def test_an_invalid_variable_is_named(name: str, text: str) -> None:
     with pytest.raises(DeclarationError, match=f"(?i){name}"):
         load_settings({}, {f"HEADGATE_{name.upper()}": text})
+
+
+def test_the_variable_of_a_store_of_limits_that_cannot_be_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fault: it said `store="shop" is not known`, and the task names no store."""
+    monkeypatch.setenv("HEADGATE_LIMITS_URL", "shop")
+    app = Headgate("memory://")
+    with pytest.raises(DeclarationError, match=r'"shop" or HEADGATE_LIMITS_URL is not known; use .*redis://…'):
+        app.task(name="work", limits=[RateLimit("3/m")])(lambda: None)

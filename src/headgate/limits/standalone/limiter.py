@@ -324,7 +324,7 @@ def open_store(url: str, clock: Clock | None) -> BucketStore:
                 module = import_module("headgate.storage.postgres.shared_buckets")
             return cast(BucketStore, module.PostgresBuckets.from_url(url))
     raise DeclarationError(
-        f'store="{displayed_url(url)}" is not known; use "memory://", "redis://host:port" or "postgresql://host/database"'
+        f'store="{displayed_url(url)}" or HEADGATE_LIMITS_URL is not known; use memory://, redis://… or postgresql://…'
     )
 
 
