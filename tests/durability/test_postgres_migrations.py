@@ -243,6 +243,22 @@ async def test_a_schema_with_a_table_of_another_program_is_refused(postgres_url:
         await storage.open(migrate=False)
 
 
+@pytest.mark.parametrize(
+    "kind", ["TYPE migration AS (id integer)", "TYPE migration AS ENUM ('a')", "SEQUENCE migration"]
+)
+async def test_a_schema_with_a_type_of_another_program_is_refused(
+    postgres_url: str, absent_schema: str, kind: str
+) -> None:
+    """The fault: all commands ended with a traceback of the driver."""
+    await ask(postgres_url, f"CREATE SCHEMA {absent_schema}")
+    await ask(postgres_url, f"CREATE {kind.replace('migration', f'{absent_schema}.migration')}")
+    storage = storage_at(postgres_url, absent_schema)
+    with pytest.raises(StorageUnusable, match=r"another program's: .*; choose another schema"):
+        await storage.migrate()
+    with pytest.raises(StorageUnusable, match="another program's"):
+        await storage.open(migrate=False)
+
+
 # ----------------------------------------------------------------------------------------------------- rights
 
 

@@ -88,8 +88,8 @@ async def _migrate(database: Database, dry_run: bool) -> Sequence[Migration]:
                     f"{where} cannot be read by this user: {error}; let its owner GRANT USAGE on the schema, and "
                     "SELECT, INSERT, UPDATE and DELETE on its tables, without row level security"
                 ) from error
-            except asyncpg.UndefinedColumnError as error:
-                told = f"the table migration in {where} is another program's: {error.args[0]}"
+            except (asyncpg.UndefinedColumnError, asyncpg.UndefinedTableError, asyncpg.WrongObjectTypeError) as error:
+                told = f"the table or type migration in {where} is another program's: {error.args[0]}"
                 raise StorageUnusable(f"{told}; choose another schema with HEADGATE_SCHEMA or schema=") from error
             return missing if dry_run or not missing else await _apply(connection, database, where)
 
@@ -156,7 +156,7 @@ async def _pending(connection: asyncpg.Connection, database: Database, where: st
     applied: dict[int, tuple[str, str]] = {}
     tolerated: set[int] = set()
     # With row security, a policy that hides rows would make a schema look empty; without it, reading them is an error.
-    find = "SELECT to_regclass($1) FROM set_config('row_security', 'off', true)"
+    find = "SELECT coalesce(to_regclass($1)::text, to_regtype($1)::text) FROM set_config('row_security', 'off', true)"
     if await connection.fetchval(find, table) is not None:
         for number, name, checksum, is_breaking in await connection.fetch(
             f"SELECT number, name, checksum, is_breaking FROM {table}"
