@@ -323,6 +323,19 @@ def test_compose_has_the_database_of_the_app(project: Project) -> None:
 
 
 @only_postgres
+def test_a_quote_in_a_variable_is_written_as_compose_reads_it(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fault: Compose refused the file, because it does not join quoted words as a shell does."""
+    monkeypatch.setenv("HEADGATE_RELEASE", "Ada's $1")
+    for name in ("headgate.env", "headgate-worker.env"):
+        (project.folder / name).unlink()
+    project.write_again()
+    assert r"HEADGATE_RELEASE='Ada\'s $1'" in project.text("headgate.env").splitlines()
+    assert project.settings("headgate-worker.env")["HEADGATE_RELEASE"] == "Ada's $1"
+
+
+@only_postgres
 def test_compose_listens_to_its_own_database(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fault: the variable of the shell was copied, so its containers listened to the database of production."""
     monkeypatch.setenv("HEADGATE_LISTEN_URL", "postgresql://ada@db.internal/shop")

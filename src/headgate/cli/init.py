@@ -121,8 +121,9 @@ def docker(app: Headgate, target: str, queues: Queues, image: str | None) -> Pla
             **_times(app._settings.grace),
         )
     }
-    env = "\n".join(f"{name}={shlex.quote(value)}" for name, value in settings.items())
-    return Plan(files, ["docker compose up --build"], notes, ("headgate.env", f"{env}\n"))
+    # In quotes, Compose reads `\'`; it does not join quoted words as a shell does.
+    lines = [f"{name}={shlex.quote(value)}".replace("'\"'\"'", r"\'") for name, value in settings.items()]
+    return Plan(files, ["docker compose up --build"], notes, ("headgate.env", "\n".join([*lines, ""])))
 
 
 @init.command()
