@@ -44,7 +44,7 @@ import asyncio
 import os
 import sys
 
-from headgate import Cron, Headgate, RetryPolicy, StrictRate
+from headgate import Cron, Headgate, RetryPolicy, StrictRate, current_job
 
 app = Headgate("sqlite:///jobs.db")
 app.queue("emails", concurrency=2)
@@ -85,6 +85,13 @@ def read(path: str) -> int:
 def read_without_stderr(path: str) -> None:
     sys.stderr.close()
     read.function(path)
+
+
+@app.task
+def log_without_stderr() -> int:
+    sys.stderr.close()
+    current_job().log.warning("nobody reads this there")
+    return 7
 
 
 @app.task
@@ -766,6 +773,15 @@ def test_a_second_signal_ends_a_worker_at_once(project: Project, task: str) -> N
         if descriptor is not None:
             os.close(descriptor)
     assert project.state(job) == (JobState.WAITING, 0)
+
+
+@pytest.mark.slow
+def test_a_handler_that_has_closed_stderr_can_log(project: Project) -> None:
+    """The fault: `current_job().log.warning()` raised ValueError, and so did all others of this process."""
+    jobs = [project.enqueue("log_without_stderr") for _ in range(2)]
+    with project.worker("--drain") as worker:
+        assert worker.wait(patient(15)) == 0
+    assert [project.result(job) for job in jobs] == [7, 7]
 
 
 @pytest.mark.slow

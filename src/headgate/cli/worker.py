@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, S
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TextIO, TypeVar
 
 import click
 
@@ -447,11 +447,18 @@ class WorkerLogFormatter(logging.Formatter):
         return indented(super().format(record))
 
 
+class _StderrHandler(logging.StreamHandler[TextIO]):
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  # as logging calls it
+        # If a handler has closed stderr, logging would report that there, and raise out of the call that logs.
+        with suppress(ValueError):
+            super().handleError(record)
+
+
 def log_to_stderr(level: str, *, as_json: bool = False) -> None:
     """Log to stderr, unless the program has set up logging already, as `manage.py` does by LOGGING."""
     if logging.getLogger().handlers:
         return
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _StderrHandler(sys.stderr)
     # The lines of several workers are mixed, so each of them is one line.
     is_terminal = sys.stderr.isatty() and NUMBER not in os.environ
     handler.setFormatter(JsonFormatter() if as_json else WorkerLogFormatter(is_terminal=is_terminal))
