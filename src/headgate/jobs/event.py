@@ -657,8 +657,8 @@ class NodeCrashed(Event, frozen=True):
         )
 
     def traceback(self) -> str | None:
-        # A store that is away, or whose disk is full, as the node starts: the message says what to do.
-        return None if self.error.type == "headgate.errors.StorageUnavailable" else self.error.traceback
+        # A store that is away, whose disk is full or whose file was removed: the message says what to do.
+        return None if self.error.type.startswith("headgate.errors.Storage") else self.error.traceback
 
 
 @logged(logging.WARNING)

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from headgate.jobs import event as events
-from headgate.jobs.event import Event, JobFailure, NodeLost, NodeStarted, NodeStopping, ScheduleOverdue
+from headgate.jobs.event import Event, JobFailure, NodeCrashed, NodeLost, NodeStarted, NodeStopping, ScheduleOverdue
 from headgate.jobs.job import JobError, JobState
 from headgate.observe.log import LOGGED, log_event, logged_kinds
 
@@ -47,6 +47,13 @@ def test_an_event_with_a_level_is_written_as_one_line_and_a_traceback(
     assert line
     assert len(traceback) == (2 if event.traceback() else 0)
     assert record.levelno == event.own_level
+
+
+@pytest.mark.parametrize("kind", ["StorageUnavailable", "StorageLost"])
+def test_a_node_that_its_store_has_ended_logs_no_traceback(kind: str) -> None:
+    """The fault: that of a worker whose SQLite file was removed was 30 lines of Headgate's own code."""
+    error = JobError(f"headgate.errors.{kind}", "jobs.db was removed", "Traceback (most recent call last):")
+    assert NodeCrashed(at=0, node="node-1", error=error).traceback() is None
 
 
 def test_an_event_without_a_level_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
