@@ -266,6 +266,13 @@ class JobsConformance(Conformance):
             known = await store_user.add(2, buckets=buckets)
             assert await store_user.take_ids(10) == known
 
+    async def test_a_lane_of_unknown_jobs_that_could_use_all_slots_blocks_no_other(self, store_user: StoreUser) -> None:
+        """The fault: with free slots for fewer lanes than were read, only the first one in line was ever visited."""
+        store_user.rules = {"api": strict(100)}
+        await store_user.add(3, task="unknown", buckets=[("api", "acme")])
+        (known,) = await store_user.add(buckets=[("api", "globex")])
+        assert await store_user.take_ids(3) == [known]
+
     async def test_a_node_that_has_the_task_takes_the_jobs_that_another_skipped(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(100)}
         for buckets in ((), (("api", "acme"),)):

@@ -147,8 +147,7 @@ class SnapshotClaim:
         self._buckets = self._no_buckets(snapshot.limit_now)
         # Whether a queue got fewer of the shared slots than it has jobs for.
         self._is_divided = False
-        # Whether lanes of another release filled the page, or got shared slots, instead of lanes that this node can
-        # claim from.
+        # Whether lanes that this node cannot claim from filled the page, or got slots, instead of lanes that it can.
         self._was_hidden = False
         self._visits: dict[RowId, LaneVisit] = {}
 
@@ -304,7 +303,7 @@ class SnapshotClaim:
                 await self._read_heads(held, most)
         plan.decide(held, buckets.__getitem__)
         empty = [visit for visit in held if visit.is_empty and not visit.has_locked]
-        may_hide = is_first and bool(empty) and (self._is_divided or self._is_cut_short())
+        may_hide = is_first and bool(empty) and (self._is_divided or plan.page_was_full or self._is_cut_short())
         self._was_hidden = may_hide and not any(visit.taken for visit in held)
         if not self._was_hidden:
             await self._take_ungated()

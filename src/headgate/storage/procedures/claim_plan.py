@@ -146,7 +146,8 @@ class ClaimPlan:
         self.unknown: set[str] = set()
         self.limit_set_mismatches: set[str] = set()
         self.has_unknown_lanes = False
-        self._page_was_full = False
+        self.page_was_full = False
+        """Whether the lanes to visit were expected to fill the slots, so that others may be left."""
         self.share({})
         self.begin(now, limit_now)
 
@@ -245,7 +246,7 @@ class ClaimPlan:
                 if not needs_fetch:
                     left[row.queue] -= self._expected(row, sharing, grants)
                 visits[row.id] = LaneVisit(row)
-        self._page_was_full = any(count <= 0 for count in left.values())
+        self.page_was_full = any(count <= 0 for count in left.values())
         left_in_line = [row for row in candidates if row.id not in visits]
         self.fair.note_not_visited(left_in_line)
         self.next_in_line = [
@@ -370,7 +371,7 @@ class ClaimPlan:
         self._awaiting_fetch = {view.ref for view in self.opened if self._lacks_starts(view)}
         admit(lanes, self.shares, self.limit_now)
         if self.fair.hides_lanes:
-            self._page_was_full = True
+            self.page_was_full = True
         for visit, lane in zip(gated, lanes, strict=True):
             visit.taken = lane.taken
             visit.rejected = [(visit.heads[each.place], each) for each in lane.rejected]
@@ -540,7 +541,7 @@ class ClaimPlan:
             if opens_at > self.limit_now:
                 self.note_timer(opens_at)
                 # A bucket that closes again makes room on the page: for one that is open, or for a lane in line.
-                self._more_opened |= len(self.opened) >= self.page or (self._page_was_full and view in opened)
+                self._more_opened |= len(self.opened) >= self.page or (self.page_was_full and view in opened)
         return timers
 
     def _reopens_at(self, view: BucketView) -> int:
@@ -566,7 +567,7 @@ class ClaimPlan:
     @property
     def is_cut_short(self) -> bool:
         """Whether lanes, or jobs of visited lanes, may be left that could start at once."""
-        return self._page_was_full or any(visit.behind is None and not visit.is_exhausted for visit in self.visits)
+        return self.page_was_full or any(visit.behind is None and not visit.is_exhausted for visit in self.visits)
 
     def claimed(self, *, more: bool) -> Claimed:
         """Return the result; the next claim may also find `more` if other buckets have opened than it had room for."""
