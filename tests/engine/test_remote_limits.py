@@ -105,6 +105,47 @@ def test_two_programs_and_plain_code_share_one_budget_exactly_and_use_all_of_it(
     run_virtual(main)
 
 
+@pytest.mark.parametrize("is_set", [False, True], ids=["as declared", "set at run time"])
+def test_a_limit_that_a_deploy_moves_to_another_store_counts_what_was_used_before(*, is_set: bool) -> None:
+    """The fault: each key had its whole budget again in the other store, beside what it had used a moment before."""
+
+    async def main(clock: VirtualClock) -> None:
+        storage, shared, starts = MemoryStorage(clock), Shared(clock), dict[str, list[int]]()
+
+        def release(store: Shared | None) -> Headgate:
+            app = app_on(storage, clock=clock)
+
+            @app.task(name="call", limits=[StrictRate("5/m", key="{tenant}", name="api", store=store)])
+            async def call(tenant: str) -> None:
+                starts.setdefault(tenant, []).append(clock.monotonic())
+
+            return app
+
+        async def call_each(app: Headgate, *tenants: str) -> None:
+            await app.tasks["call"].enqueue_many([(tenant,) for tenant in tenants for _ in range(5)])
+            await asyncio.sleep(1)
+
+        async with release(None) as before:
+            if is_set:
+                await before.admin.limits.set("api", StrictRate("4/m"))
+            await call_each(before, "idle")
+            await asyncio.sleep(120)
+            await call_each(before, "acme")
+        deployed_at = clock.monotonic()
+        async with release(shared) as after:
+            await call_each(after, "acme", "idle", "new")
+            await asyncio.sleep(120)
+        count = 4 if is_set else 5
+        for tenant in ("acme", "idle", "new"):
+            assert highest(starts[tenant], 60 * SECOND) == count
+        # What nobody used, or what no longer counts, is closed to nobody.
+        at_once = [sum(0 <= at - deployed_at < SECOND for at in starts[name]) for name in ("idle", "new")]
+        assert at_once == [count, count]
+        assert [len(starts[name]) for name in ("acme", "idle", "new")] == [10, 10, 5]
+
+    run_virtual(main)
+
+
 async def test_the_limits_of_an_app_whose_clock_stands_still_can_be_read() -> None:
     """The fault: the store of a limit was opened by a wait of no time, which does not end on such a clock."""
     clock = ManualClock()

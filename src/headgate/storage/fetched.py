@@ -79,8 +79,7 @@ class FetchedStarts(Rule[FetchedBalance], frozen=True):
         self.real.check_cost(cost)
 
     def snapshot(self, state: FetchedBalance | None, now: int) -> Snapshot:
-        left = (state or NOTHING).left
-        return Snapshot(used=0, available=left, opens_at=self.take(state, now)[0])
+        return Snapshot(used=0, available=(state or NOTHING).left, opens_at=self.take(state, now)[0])
 
     def idle_at(self, state: FetchedBalance) -> int:
         return state.idle_at
@@ -89,7 +88,11 @@ class FetchedStarts(Rule[FetchedBalance], frozen=True):
         return dump_balance(state)
 
     def load(self, stored: str, now: int) -> FetchedBalance:
-        return load_balance(stored)
+        if is_balance(stored):
+            return load_balance(stored)
+        # From when the limit was kept here: the other store does not know these starts, so no more until none counts.
+        full_at = self.real.full_at(self.real.load(stored, now))
+        return replace(NOTHING, opens_at=full_at, asked_for=self.real.describe())
 
     def describe(self) -> str:
         return f"{self.real.describe()}, kept elsewhere"
@@ -106,10 +109,8 @@ def dump_balance(balance: FetchedBalance) -> str:
 
 def load_balance(stored: str | None) -> FetchedBalance:
     """Return a stored balance. A state from when the limit was kept in this store counts as an empty balance."""
-    if stored is None or not stored.startswith(_HEAD):
-        return NOTHING
     try:
-        return _decode(stored[len(_HEAD) :])
+        return _decode(stored[len(_HEAD) :]) if stored is not None and stored.startswith(_HEAD) else NOTHING
     except (msgspec.DecodeError, UnicodeError):
         # The fetched starts are lost, as with a node that dies: the other store has charged them.
         return NOTHING
