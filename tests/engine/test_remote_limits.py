@@ -146,6 +146,38 @@ def test_a_limit_that_a_deploy_moves_to_another_store_counts_what_was_used_befor
     run_virtual(main)
 
 
+def test_several_nodes_use_all_of_what_another_store_grants() -> None:
+    """The fault: starts that two nodes fetched at once replaced each other, and two thirds of the budget was lost."""
+
+    async def main(clock: VirtualClock) -> None:
+        storage, shared, starts = MemoryStorage(clock), Shared(clock, delay=0.001), list[int]()
+
+        def node() -> Headgate:
+            app = app_on(storage, clock=clock)
+            limits = [
+                StrictRate(5, per=10, key="{tenant}", name="tenant", store=shared),
+                StrictRate("20/s", name="partner", store=shared),
+            ]
+
+            @app.task(name="call", limits=limits)
+            async def call(tenant: int) -> None:
+                starts.append(clock.monotonic())
+                await asyncio.sleep(0.1)
+
+            return app
+
+        first, second = node(), node()
+        async with first.open():
+            await first.tasks["call"].enqueue_many([(tenant,) for tenant in range(60) for _ in range(5)])
+        async with first, second:
+            await asyncio.sleep(10)
+        assert highest(starts, SECOND) == 20
+        # One window of 1.02 s in ten may be lost where the nodes begin.
+        assert len(starts) >= 180
+
+    run_virtual(main)
+
+
 async def test_the_limits_of_an_app_whose_clock_stands_still_can_be_read() -> None:
     """The fault: the store of a limit was opened by a wait of no time, which does not end on such a clock."""
     clock = ManualClock()

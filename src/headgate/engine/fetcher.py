@@ -268,7 +268,7 @@ class StoreFetcher(WithServices):
         elif limit.sharers is not None:
             granted, opens_at = await self._take_share(needed, room, limit.sharers, opens_at)
         # What is not taken within a second is lost: it cannot be given back, and later the store may be back.
-        fetched_at = now - max(0, needed.rule.real.period // 2 - ASK_AGAIN)
+        fetched_at = now - max(0, needed.rule.real.period // 2 - ASK_AGAIN) if granted else now
         return FetchedBalance(granted * needed.cost, fetched_at, 0, opens_at, needed.rule.real.describe())
 
     async def _take_share(self, needed: NeededFetch, room: int, sharers: int, ask_again_at: int) -> tuple[int, int]:

@@ -48,6 +48,15 @@ class FetchedBalance(msgspec.Struct, frozen=True, array_like=True):
         """Whether the other store granted less than was requested, or was not available."""
         return self.opens_at > self.fetched_at
 
+    def after(self, stored: FetchedBalance) -> FetchedBalance:
+        """Return what to store if another node may have stored `stored` since this one was requested."""
+        is_recent = stored.asked_for == self.asked_for and self.fetched_at - stored.fetched_at < ASK_AGAIN
+        if is_recent and stored.left >= max(self.left, self.asked_cost):
+            return stored
+        # A refund may have opened it after the other store has answered.
+        is_opened = is_recent and not self.left and self.fetched_at < stored.opens_at < self.opens_at
+        return replace(self, opens_at=stored.opens_at) if is_opened else self
+
 
 NOTHING = FetchedBalance(0, 0, 0, 0)
 

@@ -189,7 +189,8 @@ class TermsConformance(Conformance):
         assert [dropped.id for dropped in claimed.dropped] == ids[count:]
         assert list(await store_user.storage.check()) == []
 
-    async def test_a_deposit_returns_the_starts_that_it_replaces(self, store_user: StoreUser) -> None:
+    async def test_the_larger_of_two_deposits_stays_and_the_other_is_returned(self, store_user: StoreUser) -> None:
+        """The fault: the later one always replaced the earlier one, even if it had nothing."""
         rule = FetchedStarts(strict(10))
         store_user.rules = {"api": rule}
         await store_user.add(2, buckets=API)
@@ -199,9 +200,14 @@ class TermsConformance(Conformance):
         (nothing,) = await store_user.storage.deposit([Deposit(ACME, first)])
         assert (nothing.left, nothing.charged_at) == (0, 0)
         assert len(await store_user.take_ids()) == 2
-        none = FetchedBalance(0, now, 0, now + MINUTE, rule.real.describe())
-        (replaced,) = await store_user.storage.deposit([Deposit(ACME, none)])
-        assert (replaced.left, replaced.charged_at) == (3, now)
+        none, fewer, more = (
+            FetchedBalance(count, now, now + count if count else 0, now + MINUTE, rule.real.describe())
+            for count in (0, 2, 4)
+        )
+        for deposited, returned in ((none, none), (fewer, fewer), (more, first)):
+            (back,) = await store_user.storage.deposit([Deposit(ACME, deposited)])
+            assert (back.left, back.charged_at) == (3 if returned is first else returned.left, returned.charged_at)
+        assert await store_user.storage.withdraw([Deposit(ACME, fewer)]) == [0]
         assert await store_user.storage.withdraw([Deposit(ACME, first)]) == [0]
         assert list(await store_user.storage.check()) == []
 

@@ -14,7 +14,7 @@ from headgate.limits.concurrency import load_permits
 from headgate.limits.limit import AnyRule
 from headgate.storage.admission import BucketVisit
 from headgate.storage.driver import Transaction
-from headgate.storage.fetched import FetchedBalance, dump_balance, load_balance
+from headgate.storage.fetched import NOTHING, FetchedBalance, dump_balance, load_balance
 from headgate.storage.live_rules import CachedRules, EditSetting, LimitSetting, edited, read_settings
 from headgate.storage.procedures.audit import add_audit_record
 from headgate.storage.procedures.buckets import (
@@ -100,15 +100,14 @@ async def visit(
 
 
 async def deposit(tx: Transaction, deposits: Sequence[Deposit]) -> Sequence[FetchedBalance]:
-    """Store starts that were fetched from another store, and wake the lanes behind. Returns what they replace."""
-    states = {row.ref: row.state for row in await lock_or_insert(tx, [deposit.ref for deposit in deposits])}
-    await tx.execute("charge", target=[_with_balance(deposit.ref, deposit.balance) for deposit in deposits])
-    timers = [
-        (bucket_id(each.ref), tx.limit_now if each.balance.left or each.discards else each.balance.opens_at)
-        for each in deposits
-    ]
+    """Store starts that were fetched from another store, and wake the lanes behind. Returns what to give back."""
+    found = {row.ref: load_balance(row.state) for row in await lock_or_insert(tx, [each.ref for each in deposits])}
+    kept = {each.ref: each.balance.after(found[each.ref]) for each in deposits}
+    await tx.execute("charge", target=[_with_balance(ref, balance) for ref, balance in kept.items()])
+    open_now = {each.ref for each in deposits if each.discards or kept[each.ref].left}
+    timers = [(bucket_id(ref), tx.limit_now if ref in open_now else each.opens_at) for ref, each in kept.items()]
     await tx.execute("set_timers", timer=timers)
-    return [load_balance(states[deposit.ref]) for deposit in deposits]
+    return [each.balance if kept[each.ref] is found[each.ref] else found[each.ref] for each in deposits]
 
 
 def _with_balance(ref: BucketRef, balance: FetchedBalance) -> Charged:
@@ -118,19 +117,14 @@ def _with_balance(ref: BucketRef, balance: FetchedBalance) -> Charged:
 
 async def withdraw(tx: Transaction, deposits: Sequence[Deposit]) -> Sequence[int]:
     """Remove what is left of these deposits, so that it can be given back. Returns how much was left of each."""
-    states = {row.ref: row.state for row in await lock_buckets(tx, [deposit.ref for deposit in deposits])}
-    left: list[int] = []
-    emptied: list[Charged] = []
-    for deposit in deposits:
-        balance = load_balance(states.get(deposit.ref))
-        # Another node may have stored a newer deposit there, which only it may withdraw.
-        mine = balance.left if balance.charged_at == deposit.balance.charged_at else 0
-        left.append(mine)
-        if mine:
-            emptied.append(_with_balance(deposit.ref, replace(balance, left=0)))
+    own = {each.ref: each.balance.charged_at for each in deposits}
+    found = {row.ref: load_balance(row.state) for row in await lock_buckets(tx, own)}
+    # Another node may have stored a newer deposit there, which only it may withdraw.
+    mine = {ref: balance for ref, balance in found.items() if balance.charged_at == own[ref]}
+    emptied = [_with_balance(ref, replace(balance, left=0)) for ref, balance in mine.items() if balance.left]
     if emptied:
         await tx.execute("charge", target=emptied)
-    return left
+    return [mine.get(each.ref, NOTHING).left for each in deposits]
 
 
 async def edit_setting(
