@@ -17,6 +17,7 @@ from typing import NoReturn
 import pytest
 
 from headgate import Headgate, HeadgateError, JobState, NotOpen, StorageUnavailable
+from headgate.client import portal as portal_module
 from headgate.client.portal import Portal
 from tests.forked import answer_of_forked_child
 from tests.internals import store_of
@@ -109,6 +110,57 @@ async def test_a_sync_method_on_the_event_loop_is_refused_instead_of_blocking_fo
     async with app.open():
         with pytest.raises(HeadgateError, match="in a coroutine write `await`"):
             app.tasks["add"].sync.enqueue(1, 1)
+
+
+def test_a_sync_method_while_the_loop_of_the_app_does_not_run_is_refused_instead_of_waiting_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fault: on the thread that would have to run the loop, it waited for ever."""
+    monkeypatch.setattr(portal_module, "LOOP_STANDS_FOR", 1)
+    app = make_app(tmp_path)
+    opened = app.open()
+    with asyncio.Runner() as runner:
+        runner.run(opened.__aenter__())
+        with pytest.raises(HeadgateError, match=r"an event loop that does not run.*run_until_complete\(task\.enqueue"):
+            app.sync.run(app.tasks["add"].enqueue(1, 1))
+        assert runner.run(app.admin.counts()) == []
+        runner.run(opened.__aexit__(None, None, None))
+
+
+def test_a_sync_method_waits_while_another_thread_opens_the_app(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fault: it raised DeclarationError, so what a thread enqueued while a server started was lost."""
+    app = make_app(tmp_path)
+    open_store, opened_loop = store_of(app).open, app._client.portal._opened_loop
+    is_opening, is_called = threading.Event(), threading.Event()
+
+    async def open_when_called(*, migrate: bool) -> None:
+        is_opening.set()
+        with pytest.raises(HeadgateError, match="in a coroutine write `await`"):
+            app.tasks["add"].sync.enqueue(1, 1)
+        await until(is_called.is_set)
+        await asyncio.sleep(0.2)
+        await open_store(migrate=migrate)
+
+    def note_call() -> asyncio.AbstractEventLoop:
+        is_called.set()
+        return opened_loop()
+
+    monkeypatch.setattr(store_of(app), "open", open_when_called)
+    monkeypatch.setattr(app._client.portal, "_opened_loop", note_call)
+
+    def enqueue() -> JobState:
+        assert is_opening.wait(patient(5))
+        return app.tasks["add"].sync.enqueue(1, 1).status().state
+
+    async def main() -> None:
+        async with app.open():
+            assert await asyncio.wrap_future(calling) is JobState.WAITING
+
+    with ThreadPoolExecutor(1) as pool:
+        calling = pool.submit(enqueue)
+        asyncio.run(main())
 
 
 def test_closing_on_the_event_loop_that_it_ends_is_refused_instead_of_blocking_for_ever(tmp_path: Path) -> None:

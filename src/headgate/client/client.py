@@ -145,7 +145,9 @@ class Client:
         self.limiter_grants: LimiterCounts = counts(kind=LimiterGranted)
         self.limiter_refusals: LimiterCounts = counts(kind=LimiterRefused)
         self.limiter_bypasses: LimiterCounts = counts(kind=LimiterBypassed)
-        self.portal: Portal = Portal(lambda: self, lambda: self.lifecycle.loop, self.require_openable)
+        self.portal: Portal = Portal(
+            lambda: self, lambda: self.lifecycle.loop, self.require_openable, lambda: self.lifecycle.transition
+        )
         self._clock = clock
         self._bus = bus
         self._ids = ids

@@ -31,6 +31,9 @@ T = TypeVar("T")
 CLOSE_AT_EXIT_TIMEOUT = 5.0
 """Seconds that the closing of an app may take when its program ends without closing it."""
 
+LOOP_STANDS_FOR = 5
+"""Seconds after which a loop that does not run counts as one that is not going to."""
+
 Leave = Callable[[], None]
 """Leaves a context that was entered on the loop, and raises what that raises."""
 
@@ -62,19 +65,25 @@ class WaitingThread(Executor):
     ) -> T:
         """Run what is submitted in this thread until the future is done, and return its result.
 
-        Raises NotOpen if `loop`, which is to do it, is closed before that, and after so many seconds.
+        Raises NotOpen if `loop`, which does it, is closed first, or after so many seconds; HeadgateError if it stands.
         """
         add = partial(awaited.add_done_callback, lambda _: self._calls.put(None))
         # This thread takes no lock of a future that is not done: a signal handler in the middle of that, which calls
         # too, would wait for the loop, and the loop for the lock.
         with contextlib.suppress(RuntimeError):  # It is closed.
             _ = add() if loop is None else loop.call_soon_threadsafe(add)
-        left = timeout or math.inf
+        left, stood = timeout or math.inf, 0
         while left > 0 and not (loop and loop.is_closed()):
             try:
                 call = self._calls.get(timeout=1)
             except queue.Empty:
                 left -= 1
+                stood = 0 if loop is None or loop.is_running() else stood + 1
+                if stood >= LOOP_STANDS_FOR:
+                    raise HeadgateError(
+                        "this app is open on an event loop that does not run, so .sync would wait for ever: run the "
+                        "coroutine there, as in `loop.run_until_complete(task.enqueue(…))`, or run the loop in a thread"
+                    ) from None
                 continue
             if call is None:
                 break
@@ -113,10 +122,12 @@ class Portal:
         open_app: Callable[[], AbstractAsyncContextManager[Any]],
         loop_of_app: Callable[[], asyncio.AbstractEventLoop | None],
         require_usable: Callable[[], None] = lambda: None,
+        transition: Callable[[], tuple[Future[Any], asyncio.AbstractEventLoop | None] | None] = lambda: None,
     ) -> None:
         self._open_app = open_app
         self._loop_of_app = loop_of_app
         self._require_usable = require_usable
+        self._transition = transition  # what another thread does, and its loop
         # A signal handler may call while the thread that it interrupts holds them.
         self._lock = threading.RLock()
         # Held while the first call opens the app.
@@ -154,7 +165,7 @@ class Portal:
         except BaseException:
             if running is not None:
                 running.cancel()
-            if loop is None or loop.is_closed():
+            if loop is None or not loop.is_running():
                 coroutine.close()
             if self._patience is not None and threading.current_thread().daemon:
                 # The program ends, and Python is about to stop this thread: its error would only be printed.
@@ -163,7 +174,7 @@ class Portal:
 
     def require_other_loop(self, coroutine: Coroutine[Any, Any, Any]) -> None:
         """Raise HeadgateError on the loop of the app, which this would block; it also closes the coroutine."""
-        if any(self._runs_here(loop) for loop in (self._loop_of_app(), self._loop)):
+        if any(self._runs_here(loop) for loop in (self._loop_of_app(), self._loop, *(self._transition() or ())[1:])):
             coroutine.close()
             raise HeadgateError(
                 ".sync was called on the event loop that would have to run it; in a coroutine write `await`, without "
@@ -233,11 +244,16 @@ class Portal:
             leave()
 
     def _register_at_exit(self) -> None:
-        close = WeakMethod(self._close_at_exit)
-        atexit.register(_call, close)
+        method = WeakMethod(self._close_at_exit)
+
+        def close() -> None:
+            if (found := method()) is not None:
+                found()
+
+        atexit.register(close)
         # A child that multiprocessing forks calls no functions of `atexit`, or none of its parent (Python 3.13).
         if (multiprocessing := sys.modules.get("multiprocessing.util")) is not None:
-            multiprocessing.Finalize(None, _call, [close], exitpriority=0)
+            multiprocessing.Finalize(None, close, exitpriority=0)
 
     def _close_at_exit(self) -> None:
         """Close the app for a program that ends without `close()`; a store that does not answer is not waited for."""
@@ -258,6 +274,8 @@ class Portal:
         self._forget_parent()
         before = self._failure
         with self._opening:
+            while (transition := self._transition()) is not None:
+                WaitingThread().serve(*transition)
             if self._leave_app is None and self._loop_of_app() is None:
                 if (failure := self._failure) is not None and failure is not before:
                     # Else each thread in turn would wait for the store as long as the one before.
@@ -335,12 +353,6 @@ class Portal:
                 self._entered = 0
                 self._register_at_exit()
                 self._pid = pid
-
-
-def _call(function: WeakMethod[Callable[[], None]]) -> None:
-    """Call it if its object still exists."""
-    if (found := function()) is not None:
-        found()
 
 
 def _begin(coroutine: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> Future[T]:

@@ -7,6 +7,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from typing import Any
 
 from headgate.errors import DeclarationError, NotOpen, StorageUnavailable, other_loop, own_error
@@ -31,7 +32,7 @@ class AppLifecycle:
         self.open_count: int = 0
         """How often it is entered; 0: it is closed."""
         # Done when the current opening or closing has ended; its result is the error if the store did not answer.
-        self._transition: asyncio.Future[StorageUnavailable | None] | None = None
+        self._transition: Future[StorageUnavailable | None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pid = os.getpid()
         # A lock for each process that was forked from this one, or from one of its children.
@@ -47,6 +48,12 @@ class AppLifecycle:
         # After a fork the loop belongs to the parent and runs nothing for this process.
         return self._loop if self.is_open and self._pid == os.getpid() else None
 
+    @property
+    def transition(self) -> tuple[Future[Any], asyncio.AbstractEventLoop | None] | None:
+        """Return the opening or closing that this process is doing, and its event loop."""
+        found = self._transition
+        return None if found is None or self._pid != os.getpid() else (found, self._loop)
+
     def require_open_here(self) -> None:
         """Raise NotOpen unless the app is open, HeadgateError in a coroutine on another event loop."""
         if not self.open_count:
@@ -54,8 +61,7 @@ class AppLifecycle:
         if self._loop is not asyncio.get_running_loop() and self.loop is not None:
             raise other_loop()
 
-    # Two methods instead of a context manager: a loop that ends closes all generators at once, which fails for one
-    # inside another.
+    # Two methods, no context manager: a loop that ends closes all generators at once, which fails for nested ones.
 
     async def enter(self, open: Step | None = None) -> None:
         """Open the app, or keep it open, until `leave`. Raises DeclarationError if it is open on another loop.
@@ -78,7 +84,7 @@ class AppLifecycle:
                     break
             # Another task opens or closes it. If that fails, one of the waiting tasks tries next, unless the store is
             # away: each in turn would wait for it as long as the one before.
-            await asyncio.wait([transition])
+            await asyncio.wait([asyncio.wrap_future(transition)])
             if (failure := transition.result()) is not None:
                 raise own_error(failure)
         failure = None
@@ -126,7 +132,7 @@ class AppLifecycle:
 
     def _begin_transition(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._transition = self._loop.create_future()
+        self._transition = Future()
 
     def _end_transition(self, failure: StorageUnavailable | None = None) -> None:
         with self._own_lock():

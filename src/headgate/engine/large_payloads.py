@@ -55,7 +55,6 @@ SWEPT_AT_ONCE = 500
 SWEEP_EVERY = 6 * 3600.0
 """Seconds between two sweeps of a node on average. Each wait is 0 to 2 of it: nodes may be replaced every hour."""
 
-
 _DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _NAME = re.compile(r"[0-9a-f-]{32,36}/[0-9]{4}-[0-9]{2}-[0-9]{2}/(?:[0-9a-v]{13}|[0-9a-f-]{36})\.[0-9a-f]{16}")
 _REFERENCE = re.compile(rf"([0-9]+:[0-9a-f]{{32}}):({_NAME.pattern})")
