@@ -216,6 +216,17 @@ class TwoLevelFairQueuesConformance(Conformance):
         await paced(store_user, clock, 50)
         assert (await paced(store_user, clock, 100))["x"] >= 15
 
+    async def test_a_key_of_one_level_is_read_behind_a_bucket_beside_many_lanes_of_a_tenant(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        """The fault: the first lanes were read by their own turns, which are low if a tenant has many."""
+        store_user.rules = {**turns(), "partner": rate(10, per=1, burst=1), "order": at_once()}
+        await store_user.add(100, buckets=[("partner", ""), (ORDER, "x")])
+        for order in range(60):
+            await add(store_user, "h", "", 5, ("order", f"{order}"), ("partner", ""))
+        await paced(store_user, clock, 50)
+        assert 45 <= (await paced(store_user, clock, 100))["x"] <= 55
+
     async def test_a_shared_rate_is_divided_among_more_tenants_than_are_looked_up_one_by_one(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:

@@ -427,23 +427,25 @@ SELECT
         )
     ) AS next_wake
 
--- part: group_behind(which)
-(SELECT $which(group_id) FROM headgate.lane WHERE behind = granting.bucket AND group_id IS NOT NULL)
+-- part: group_behind(which, queue)
+(SELECT $which(group_id) FROM headgate.lane WHERE behind = granting.bucket AND queue = $queue AND group_id IS NOT NULL)
 
 -- part: has_lanes_behind(queue)
 turn_group.queue = $queue AND EXISTS (
     SELECT 1 FROM headgate.lane
-    WHERE behind = granting.bucket AND lane.group_id = turn_group.id AND @is_wanted
+    WHERE behind = granting.bucket AND queue = $queue AND lane.group_id = turn_group.id AND @is_wanted
     {no join}
 )
 
 -- part: groups_behind(queue)
--- The first groups of a queue with lanes behind a bucket, if there are several: the order of lanes is that of one group. If
--- there are up to 100, they are found by their lanes: in the order of turns, all others of the queue may be before them.
+-- The first groups of a queue with lanes behind a bucket. If there are up to 100, they are found by their lanes: in the order
+-- of turns, all others of the queue may be before them.
 WITH RECURSIVE known (id, number) AS (
-    SELECT @group_behind(min), 1 WHERE @group_behind(min) < @group_behind(max)
+    SELECT @group_behind(min, $queue), 1
     UNION ALL
-    SELECT (SELECT min(group_id) FROM headgate.lane WHERE behind = granting.bucket AND group_id > known.id), number + 1
+    SELECT
+        (SELECT min(group_id) FROM headgate.lane WHERE behind = granting.bucket AND queue = $queue AND group_id > known.id),
+        number + 1
     FROM known
     WHERE id IS NOT NULL AND number <= 100
 ),
@@ -462,14 +464,15 @@ LIMIT :most::integer
 
 -- part: last_behind
 -- The highest turn behind a bucket in a fair queue: of lanes or, as the lanes of a group have turns of their own, of two groups.
-CASE WHEN highest IS NULL THEN NULL WHEN @group_behind(min) IS NULL
-    THEN (SELECT max(lane.place) FROM headgate.lane WHERE behind = granting.bucket AND queue = named.queue)
-    ELSE (SELECT max(CASE WHEN queue = named.queue THEN virtual_time END) FROM headgate.turn_group
-        WHERE id IN (@group_behind(min), @group_behind(max)))
+CASE WHEN highest IS NULL THEN NULL WHEN @group_behind(min, named.queue) IS NULL
+    THEN (SELECT max(lane.place) FROM headgate.lane WHERE behind = granting.bucket AND queue = named.queue AND group_id IS NULL)
+    ELSE (SELECT max(virtual_time) FROM headgate.turn_group
+        WHERE id IN (@group_behind(min, named.queue), @group_behind(max, named.queue)))
 END
 
 -- name: behind [postgres]
--- The first lanes of each queue behind each opened bucket, as many as the bucket grants; with groups, also the first of each.
+-- The first lanes of each queue behind each opened bucket, as many as the bucket grants: those without a group, and those of
+-- each group. With OFFSET 0, the last turn is read once, not for each lane.
 WITH instant AS MATERIALIZED (SELECT :now::bigint AS now),
 named AS MATERIALIZED (
     SELECT each.queue, @highest_so_far(each.queue) AS highest FROM unnest(:queues::text[]) AS each (queue)
@@ -482,16 +485,16 @@ CROSS JOIN LATERAL (SELECT @last_behind AS last_behind OFFSET 0) AS once
 CROSS JOIN LATERAL (
     (
         SELECT * FROM headgate.lane
-        WHERE behind = granting.bucket AND queue = named.queue AND @is_wanted
-        ORDER BY lane.place, since, id
+        WHERE behind = granting.bucket AND queue = named.queue AND group_id IS NULL AND @is_wanted
+        ORDER BY group_id, lane.place, since, id
         LIMIT granting.grants
     )
-    UNION
+    UNION ALL
     SELECT lane.*
     FROM (@groups_behind(named.queue)) AS line
     CROSS JOIN LATERAL (
         SELECT * FROM headgate.lane
-        WHERE behind = granting.bucket AND lane.group_id = line.id AND @is_wanted
+        WHERE behind = granting.bucket AND queue = named.queue AND lane.group_id = line.id AND @is_wanted
         ORDER BY lane.place, since, id
         LIMIT 1 + granting.grants / line.number
     ) AS lane
@@ -510,17 +513,17 @@ CROSS JOIN named
 CROSS JOIN lane ON lane.id IN (
     SELECT id FROM (
         SELECT id FROM lane
-        WHERE behind = granting.bucket AND queue = named.queue AND @is_wanted
+        WHERE behind = granting.bucket AND queue = named.queue AND group_id IS NULL AND @is_wanted
         ORDER BY lane.place, since, id
         LIMIT :most
     )
-    UNION
+    UNION ALL
     SELECT first.id
     FROM (@groups_behind(named.queue)) AS line
     CROSS JOIN lane AS first ON first.id IN (
         SELECT id FROM (
             SELECT id, row_number() OVER (ORDER BY lane.place, since, id) AS number FROM lane
-            WHERE behind = granting.bucket AND lane.group_id = line.id AND @is_wanted
+            WHERE behind = granting.bucket AND queue = named.queue AND lane.group_id = line.id AND @is_wanted
             ORDER BY lane.place, since, id
             LIMIT :most + 1
         ) AS member

@@ -86,7 +86,7 @@ SELECT lane, queue, buckets, wait_mode, jobs, is_ready, :since::bigint, wakes_at
 )
 
 -- part: highest_in_group(group)
-(SELECT max(virtual_time) FROM headgate.lane WHERE lane.group_id = $group)
+(SELECT max(virtual_time) FROM headgate.lane WHERE lane.group_id = $group AND gated)
 
 -- part: joined_virtual_time [sqlite]
 -- The turn with which a lane or group joins a line.

@@ -659,7 +659,7 @@ SELECT coalesce(sum(waiting), 0) FROM lane WHERE queue = :queue
 
 -- part: first_lanes(condition) [postgres]
 CROSS JOIN LATERAL (
-    SELECT buckets, waiting FROM headgate.lane WHERE $condition ORDER BY lane.place, since, id LIMIT :most
+    SELECT buckets, waiting FROM headgate.lane WHERE $condition ORDER BY group_id, lane.place, since, id LIMIT :most
 ) AS lane
 
 -- part: first_lanes(condition) [sqlite]

@@ -227,7 +227,7 @@ WHERE (id, version) IN (
     SELECT id, version FROM headgate.turn_group
     WHERE (id, version) IN (
         SELECT id, version FROM headgate.turn_group AS seen
-        WHERE NOT EXISTS (SELECT 1 FROM headgate.lane WHERE lane.group_id = seen.id) AND @is_not_last(turn_group, true)
+        WHERE NOT EXISTS (SELECT 1 FROM headgate.lane WHERE lane.group_id = seen.id AND gated) AND @is_not_last(turn_group, true)
         LIMIT :count
     )
     {for update skip locked}

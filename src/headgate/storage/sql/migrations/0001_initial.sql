@@ -97,7 +97,8 @@ CREATE INDEX lane_due ON headgate.lane (queue, place, since, id)
     WHERE gated AND behind IS NULL AND since IS NOT NULL AND group_id IS NULL;
 CREATE INDEX lane_due_in_group ON headgate.lane (group_id, place, since, id)
     WHERE group_id IS NOT NULL AND behind IS NULL AND since IS NOT NULL;
-CREATE INDEX lane_group ON headgate.lane (group_id, virtual_time) WHERE group_id IS NOT NULL;
+-- Each lane of a group is gated. A statement that does not say so reads the groups behind a bucket by lane_behind.
+CREATE INDEX lane_group ON headgate.lane (group_id, virtual_time) WHERE gated AND group_id IS NOT NULL;
 CREATE INDEX lane_virtual_time ON headgate.lane (queue, virtual_time) WHERE virtual_time IS NOT NULL AND group_id IS NULL;
 CREATE INDEX lane_asleep ON headgate.lane (queue, wakes_at)
     WHERE gated AND since IS NULL AND wakes_at IS NOT NULL; -- [postgres]
@@ -105,9 +106,7 @@ CREATE INDEX lane_asleep ON headgate.lane (queue, wakes_at)
 -- Which lanes use a bucket is found by their ids, if the bucket is their only one; these are the others.
 CREATE INDEX lane_to_search ON headgate.lane (id) WHERE strpos(buckets, '"],["') > 0 OR wait_mode <> ''; -- [postgres]
 CREATE INDEX lane_to_search ON headgate.lane (id) WHERE instr(buckets, '"],["') > 0 OR wait_mode <> ''; -- [sqlite]
-CREATE INDEX lane_behind ON headgate.lane (behind, queue, place, since, id) WHERE behind IS NOT NULL;
-CREATE INDEX lane_behind_in_group ON headgate.lane (behind, group_id, place, since, id)
-    WHERE behind IS NOT NULL AND group_id IS NOT NULL;
+CREATE INDEX lane_behind ON headgate.lane (behind, queue, group_id, place, since, id) WHERE behind IS NOT NULL;
 CREATE INDEX lane_empty ON headgate.lane (id) WHERE gated AND waiting = 0; -- [sqlite]
 
 -- The groups of lanes in fair queues with keys of two levels: the users of a tenant. A group is in line if one of its lanes
