@@ -123,23 +123,8 @@ class _Empty(msgspec.Struct):
     behind: str | None
 
 
-class _FairFloor(msgspec.Struct):
-    """The virtual time at which to begin among the due lanes of a fair queue."""
-
-    queue: str
-    floor: int
-
-
 _MERGED = RowDecoder(_Merged, "merge")
 _EMPTY = RowDecoder(_Empty, "lane")
-
-
-class ProvenFront(msgspec.Struct):
-    """A version of a lane that a snapshot read, and a rank below which no job waited that asked for no time."""
-
-    lane_id: RowId
-    version: int
-    front: int
 
 
 class _ReusableSnapshot(NamedTuple):
@@ -210,7 +195,9 @@ class Claimer:
         self._last_snapshot: _ReusableSnapshot | None = None
         self.low_watermarks = LowWatermarks(clock)
         self._locked = LockedJobs(clock)
-        self._proven: list[ProvenFront] = []
+        # Lanes, each with the version that the last snapshot read, and a rank below which no job waited that asked for
+        # no time.
+        self._proven: list[tuple[RowId, int, int]] = []
         # Jobs that ended without running, until a claim reports them: one may fail, or start again, after their commit.
         self._dropped: list[Dropped] = []
 
@@ -369,7 +356,7 @@ class Claimer:
             "merge",
             after=self._last_place,
             limit_now=tx.limit_now,
-            fair=[_FairFloor(queue, floor) for queue, floor in self.low_watermarks.virtual_times.items()],
+            fair=list(self.low_watermarks.virtual_times.items()),
             floor=self.low_watermarks.arrivals,
             oldest=oldest,
             newest=newest,
@@ -407,7 +394,7 @@ class Claimer:
     def _snapshot_of(self, row: MultiWriterSnapshotRow, claim: Claim, *, is_whole: bool = True) -> ClaimSnapshot:
         snapshot = ClaimSnapshot(row, list(claim.free_slots))
         self._proven = [
-            ProvenFront(open_lane(queue), lane.version, lane.first)
+            (open_lane(queue), lane.version, lane.first)
             for queue, lane in snapshot.ungated.items()
             if lane.version is not None and lane.first is not None
         ]

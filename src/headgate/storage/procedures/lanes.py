@@ -8,7 +8,6 @@ With one writer, lanes are written at once.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 import msgspec
 
@@ -48,19 +47,6 @@ class Arrival(msgspec.Struct, frozen=True, gc=False):
     is_ready: bool = False
     wakes_at: int | None = None
     rank: int | None = None
-
-
-class _ArrivalRow(NamedTuple):
-    """An arrival as a row; its fields are in the order of the columns of the statement."""
-
-    lane: str
-    queue: str
-    buckets: tuple[BucketRef, ...]
-    wait_mode: str
-    jobs: int
-    is_ready: bool
-    wakes_at: int | None
-    rank: int | None
 
 
 class LaneMember(msgspec.Struct):
@@ -156,37 +142,37 @@ def arrival_of(lane: Lane, run_at: int, rank: int, *, delayed: bool, jobs: int =
 
 async def add_arrivals(tx: Transaction, arrivals: Iterable[Arrival]) -> None:
     """Count jobs that were added and removed. Call it after the jobs are written: low watermarks need that order."""
+    added = list(arrivals)
     rows = [
-        _ArrivalRow(
-            to.id, to.queue, to.buckets, to.wait_mode, arrival.jobs, arrival.is_ready, arrival.wakes_at, arrival.rank
-        )
-        for arrival in arrivals
-        for to in (arrival.to,)
+        (to.id, to.queue, to.buckets, to.wait_mode, each.jobs, each.is_ready, each.wakes_at, each.rank)
+        for each in added
+        for to in (each.to,)
     ]
     if not rows:
         return
     if not tx.has_one_writer:
         await tx.execute("add_arrivals", arrivals=rows, since=tx.limit_now)
         return
-    left = {row.lane for row in rows if row.jobs < 0}
+    left = {each.to.id for each in added if each.jobs < 0}
     behind = await tx.values("behind_of_lanes", lanes=list(left)) if left else []
     since = tx.take_places(len(rows))
-    if len(rows) == 1 and await _count_in_stored_lane(tx, rows[0], since):
+    if len(rows) == 1 and await _count_in_stored_lane(tx, added[0], since):
         return
     # Lanes of a fair queue whose keys have two levels are in groups.
-    if any(BETWEEN_LEVELS in ref.key and ref.limit.startswith(PREFIX) for row in rows for ref in row.buckets):
+    if any(BETWEEN_LEVELS in ref.key and ref.limit.startswith(PREFIX) for each in added for ref in each.to.buckets):
         await tx.execute("join_groups", arrivals=rows, since=since)
     await tx.execute("add_arrivals", arrivals=rows, since=since)
     if behind:
         await tx.execute("clear_timers", ids=behind)
 
 
-async def _count_in_stored_lane(tx: Transaction, row: _ArrivalRow, since: int) -> bool:
+async def _count_in_stored_lane(tx: Transaction, added: Arrival, since: int) -> bool:
     """Count jobs in their lane, if it is stored and takes no virtual time: a seventh of the work of add_arrivals."""
-    if row.jobs <= 0 or any(bucket.limit.startswith(PREFIX) for bucket in row.buckets):
+    if added.jobs <= 0 or any(bucket.limit.startswith(PREFIX) for bucket in added.to.buckets):
         return False
-    place = since if row.is_ready else None
-    return bool(await tx.execute("count_arrivals", lane=row.lane, jobs=row.jobs, since=place, wakes_at=row.wakes_at))
+    place = since if added.is_ready else None
+    values = {"lane": added.to.id, "jobs": added.jobs, "since": place, "wakes_at": added.wakes_at}
+    return bool(await tx.execute("count_arrivals", **values))
 
 
 async def reopen_behind(tx: Transaction, lanes: Iterable[str]) -> None:
