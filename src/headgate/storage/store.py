@@ -207,19 +207,8 @@ class Store(Driver):
     paused_queues: Final = read(listing.paused_queues, "lookup")
     backlog: Final = read(listing.backlog, "lookup")
     waiting_by_key: Final = read(listing.waiting_by_key, "list")
-
-    async def pause_queue(self, queue: str, *, audit_record: AuditRecord | None = None) -> bool:
-        """Pause a queue: from the next claim on, no node gets its jobs until it is resumed. False if it was paused.
-
-        Its jobs can still be added, expired, cancelled and finished. A claim ignores the queue: it causes no `more` and
-        no `next_in`. The queue need not have had a job.
-        """
-        return await self.write(lambda tx: upkeep_rows.pause_queue(tx, queue, audit_record), wakes=True)
-
-    async def resume_queue(self, queue: str, *, audit_record: AuditRecord | None = None) -> bool:
-        """End a pause and wake the watchers; False if the queue was not paused."""
-        return await self.write(lambda tx: upkeep_rows.pause_queue(tx, queue, audit_record, ends=True), wakes=True)
-
+    pause_queue: Final = write(upkeep_rows.pause_queue, wakes=True)
+    resume_queue: Final = write(upkeep_rows.resume_queue, wakes=True)
     blockers: Final = read(listing.blockers, "lookup")
     buckets: Final = read(listing.buckets, "scan")
     is_ranked: Final = read(listing.is_ranked, "lookup")

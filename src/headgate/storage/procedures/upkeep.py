@@ -228,12 +228,22 @@ async def stored_ids(tx: Transaction, ids: Sequence[str]) -> Sequence[str]:
     return await tx.ids("stored_ids", ids=list(ids))
 
 
-async def pause_queue(tx: Transaction, queue: str, audit_record: AuditRecord | None, *, ends: bool = False) -> bool:
-    """As `Store.pause_queue`, or as `Store.resume_queue` if the pause `ends`."""
-    is_changed = await tx.execute("resume_queue" if ends else "pause_queue", queue=queue, now=tx.now) == 1
-    if is_changed:
-        await add_audit_record(tx, audit_record)
-    return is_changed
+async def pause_queue(tx: Transaction, queue: str, *, audit_record: AuditRecord | None = None) -> bool:
+    """Pause a queue: from the next claim on, no node gets its jobs until it is resumed. False if it was paused.
+
+    Its jobs can still be added, expired, cancelled and finished. A claim ignores the queue: it causes no `more` and no
+    `next_in`. The queue need not have had a job.
+    """
+    is_new = await tx.execute("pause_queue", queue=queue, now=tx.now) == 1
+    await add_audit_record(tx, audit_record if is_new else None)
+    return is_new
+
+
+async def resume_queue(tx: Transaction, queue: str, *, audit_record: AuditRecord | None = None) -> bool:
+    """End a pause and wake the watchers; False if the queue was not paused."""
+    was_paused = await tx.execute("resume_queue", queue=queue) == 1
+    await add_audit_record(tx, audit_record if was_paused else None)
+    return was_paused
 
 
 async def check(tx: Transaction, declared: Mapping[str, AnyRule] = NO_RULES) -> Sequence[Contradiction]:
