@@ -107,6 +107,19 @@ def write(
     return verb
 
 
+def write_without_held(
+    procedure: Callable[Concatenate[Transaction, frozenset[str], P], Coroutine[Any, Any, R]],
+    **options: Unpack[WriteOptions],
+) -> Callable[Concatenate[Store, P], Coroutine[Any, Any, R]]:
+    """Return the same for a procedure that raises FollowersHeld: it runs again without the jobs that are held."""
+
+    @wraps(procedure)
+    async def verb(self: Store, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return await without_held(lambda held: self.write(lambda tx: procedure(tx, held, *args, **kwargs), **options))
+
+    return verb
+
+
 class Store(Driver):
     """The storage of jobs, as engines, admins and clients use it.
 
@@ -150,21 +163,7 @@ class Store(Driver):
 
     cancel: Final = write(waiting_jobs.cancel, wakes=True, changes_job=True, empties_lanes=True)
     downstream_of: Final = read(graph_rows.downstream_of, "scan")
-
-    async def cancel_blocked(
-        self, job_ids: Sequence[str], *, audit_records: Sequence[AuditRecord] = ()
-    ) -> Sequence[str]:
-        """Cancel those of the jobs that are blocked, in one commit, so that none releases another; return their ids.
-
-        A job that another transaction has locked is left as it is.
-        """
-        return await without_held(
-            lambda held: self.write(
-                lambda tx: following.cancel_blocked(tx, [id for id in job_ids if id not in held], audit_records),
-                wakes=bool,
-            )
-        )
-
+    cancel_blocked: Final = write_without_held(following.cancel_blocked, wakes=bool)
     retry: Final = write(waiting_jobs.retry, wakes=True, changes_job=True)
     retry_lone: Final = write(waiting_jobs.retry_lone, wakes=bool)
     run_now: Final = write(waiting_jobs.run_now, wakes=True, changes_job=True)
@@ -366,34 +365,18 @@ class Store(Driver):
 
     async def leave(self, node: str) -> Recovered:
         """Remove a node that has stopped; jobs that it still owns wait again, and their attempts do not count."""
-        return await without_held(lambda held: self.write(lambda tx: node_rows.leave(tx, node, held), wakes=True))
+        return await without_held(lambda held: self.write(lambda tx: node_rows.leave(tx, held, node), wakes=True))
 
-    async def recover(self, node: str, beat: int) -> Recovered | None:
-        """Take back the jobs of a dead node; None if it has sent a heartbeat since `beat`."""
-        return await without_held(
-            lambda held: self.write(
-                lambda tx: node_rows.recover(tx, node, beat, held), wakes=lambda recovered: recovered is not None
-            )
-        )
-
+    recover: Final = write_without_held(node_rows.recover, wakes=bool)
     add_missing_nodes: Final = write(node_rows.add_missing_nodes, is_atomic=False, may_repeat=True)
 
     async def expire(self, count: int = 100) -> Sequence[Dropped]:
         """End up to `count` waiting jobs whose `expires_at` or `give_up_at` has passed."""
         return await without_held(
-            lambda held: self.write(
-                lambda tx: waiting_jobs.expire(tx, count, held=held), wakes=bool, empties_lanes=True
-            )
+            lambda held: self.write(lambda tx: waiting_jobs.expire(tx, held, count), wakes=bool, empties_lanes=True)
         )
 
-    async def release_followers(self) -> int:
-        """Release or cancel about `FOLLOWERS_AT_ONCE` more followers of final jobs and batches, in one commit.
-
-        The commit that makes a job or batch final handles as many, and notes that others are left. Returns for how many
-        leaders followers were read; 0 if none are left or other nodes work on all of them.
-        """
-        return await without_held(lambda held: self.write(lambda tx: following.release_followers(tx, held), wakes=bool))
-
+    release_followers: Final = write_without_held(following.release_followers, wakes=bool)
     prune: Final = write(upkeep_rows.prune, reads_summaries=True)
     delete: Final = write(upkeep_rows.delete, wakes=True, reads_summaries=True)
     prune_audit: Final = write(audit.prune_audit, is_atomic=False)

@@ -338,7 +338,7 @@ class Claimer:
         async def expire(held: frozenset[str]) -> list[Dropped]:
             async with session.transaction():
                 tx = PostgresTransaction(session, self._time, self._clock)
-                return await waiting.expire(tx, EXPIRED_A_VISIT, lanes, list(claim.tasks), held=held)
+                return await waiting.expire(tx, held, EXPIRED_A_VISIT, lanes, list(claim.tasks))
 
         return await without_held(expire)
 

@@ -401,9 +401,11 @@ async def resolve_followers(
 
 
 async def release_followers(tx: Transaction, held: frozenset[str]) -> int:
-    """Continue with some leaders that have followers left. Returns the number of these leaders.
+    """Release or cancel about `FOLLOWERS_AT_ONCE` more followers of final jobs and batches, in one commit.
 
-    Leaders that are `held` stay noted. Raises FollowersHeld.
+    The commit that makes a job or batch final handles as many, and notes that others are left. Returns for how many
+    leaders followers were read; 0 if none are left or other nodes work on all of them. Leaders that are `held` stay
+    noted. Raises FollowersHeld.
     """
     # Their notes are locked until the commit, and changed in place: a retry of a leader waits, and deletes its note.
     noted = sorted(await tx.fetch(_ENDED_LEADERS, "lock_ended_leaders", count=LEADERS_AT_ONCE))
@@ -501,9 +503,14 @@ async def end_blocked(tx: Transaction, jobs: Sequence[tuple[str, JobState, JobEr
         await tx.execute("end_blocked", ended=jobs, now=tx.now)
 
 
-async def cancel_blocked(tx: Transaction, job_ids: Sequence[str], audit_records: Sequence[AuditRecord]) -> list[str]:
-    """As `Store.cancel_blocked`."""
-    found = await tx.fetch(ENDED_JOBS, "lock_blocked", ids=list(job_ids))
+async def cancel_blocked(
+    tx: Transaction, held: frozenset[str], job_ids: Sequence[str], *, audit_records: Sequence[AuditRecord] = ()
+) -> list[str]:
+    """Cancel those of the jobs that are blocked, in one commit, so that none releases another; return their ids.
+
+    A job that another transaction has locked, or that is `held`, is left as it is.
+    """
+    found = await tx.fetch(ENDED_JOBS, "lock_blocked", ids=[id for id in job_ids if id not in held])
     ids = {job.id for job in found}
     await add_job_audit_records(tx, [record for record in audit_records if record.subject in ids])
     await end_blocked(tx, [(job.id, JobState.CANCELLED, None) for job in found])

@@ -286,7 +286,7 @@ async def rename_node(tx: Transaction, node: str, name: str, *, audit_record: Au
     return True
 
 
-async def leave(tx: Transaction, node: str, held: frozenset[str] = frozenset()) -> Recovered:
+async def leave(tx: Transaction, held: frozenset[str], node: str) -> Recovered:
     """As `Store.leave`. Raises FollowersHeld for jobs that are not in `held`."""
     await tx.values("lock_node", id=node, beat=None)
     recovered = await _take_back(tx, node, "left", held)
@@ -294,11 +294,11 @@ async def leave(tx: Transaction, node: str, held: frozenset[str] = frozenset()) 
     return recovered
 
 
-async def recover(tx: Transaction, node: str, beat: int, held: frozenset[str] = frozenset()) -> Recovered | None:
-    """As `Store.recover`: the jobs of a dead node wait again, and the poisonous ones among them fail.
+async def recover(tx: Transaction, held: frozenset[str], node: str, beat: int) -> Recovered | None:
+    """Let the jobs of a dead node wait again, and the poisonous ones among them fail.
 
     Jobs that another transaction has locked, or that are `held`, stay with the node, which is recovered again later.
-    None if nothing could be taken back. Raises FollowersHeld.
+    None if it has sent a heartbeat since `beat`, or if nothing could be taken back. Raises FollowersHeld.
     """
     found: Sequence[Gone | None] = await tx.values("lock_node", id=node, beat=beat)
     if not found:

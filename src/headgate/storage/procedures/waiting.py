@@ -205,13 +205,12 @@ async def reschedule(
 
 async def expire(
     tx: Transaction,
+    held: frozenset[str],
     count: int,
     lanes: Sequence[str] | None = None,
     tasks: Sequence[str] = (),
-    *,
-    held: frozenset[str] = frozenset(),
 ) -> list[Dropped]:
-    """End up to `count` jobs whose time to start has passed: of all jobs, or of these tasks in these lanes.
+    """End up to `count` waiting jobs whose `expires_at` or `give_up_at` has passed: of all, or of tasks in lanes.
 
     Jobs that another transaction has locked, or that are `held`, are left for later. Raises FollowersHeld.
     """
