@@ -82,7 +82,12 @@ function content(question, close, confirm, show) {
         icon("close"),
       ),
     ),
-    h("div", { class: "dialog-text" }, question.body, question.fields?.(show)),
+    h(
+      "div",
+      { class: "dialog-text" },
+      question.body,
+      question.fields && h("div", { class: "dialog-fields" }, question.fields(show)),
+    ),
     question.action &&
       h(
         "footer",

@@ -35,19 +35,16 @@ export async function createSchedule() {
     title: t("Create a schedule"),
     action: t("Create"),
     wide: true,
-    fields: (update) =>
-      h(
-        "div",
-        { class: "dialog-fields" },
-        field(form, "name", t("Name of the schedule"), "sync-acme", update, { autofocus: true }),
-        select(
-          t("Task of the schedule"),
-          form.task,
-          tasks.map((/** @type {any} */ each) => [each.task, each.task]),
-          setter(form, update)("task"),
-        ),
-        fields(form, KINDS, update, written.view(form.task, update)),
+    fields: (update) => [
+      field(form, "name", t("Name of the schedule"), "sync-acme", update, { autofocus: true }),
+      select(
+        t("Task of the schedule"),
+        form.task,
+        tasks.map((/** @type {any} */ each) => [each.task, each.task]),
+        setter(form, update)("task"),
       ),
+      fields(form, KINDS, update, written.view(form.task, update)),
+    ],
     isReady: () => form.name.trim() !== "" && form.when.trim() !== "",
     submit: () =>
       isSent(form, async () => {
@@ -73,15 +70,11 @@ export async function editSchedule(context) {
     wide: true,
     body: h("p", null, t("The number of runs and a pause are kept. Jobs that it has enqueued do not change.")),
     fields: (update) =>
-      h(
-        "div",
-        { class: "dialog-fields" },
-        fields(
-          form,
-          form.kind === "kept" || (!triggerOf(definition)) ? [KEPT, ...KINDS] : KINDS,
-          update,
-          argumentsField(form, update, before ? "" : t("Leave empty to keep the arguments. Some are hidden here; to change any, write all of them."), ""),
-        ),
+      fields(
+        form,
+        form.kind === "kept" || !triggerOf(definition) ? [KEPT, ...KINDS] : KINDS,
+        update,
+        argumentsField(form, update, before ? "" : t("Leave empty to keep the arguments. Some are hidden here; to change any, write all of them."), ""),
       ),
     isReady: () => form.kind === "kept" || form.when.trim() !== "",
     submit: () =>

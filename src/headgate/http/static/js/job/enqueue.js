@@ -50,13 +50,10 @@ export async function runAgain(context) {
       null,
       t("This enqueues a new job with the task, queue, priority and options of this one, which stays as it is. The limits of the task apply as usual."),
     ),
-    fields: (update) =>
-      h(
-        "div",
-        { class: "dialog-fields" },
-        argumentsField(form, update, before ? "" : t("Leave empty to keep the arguments. Some are hidden here; to change any, write all of them.")),
-        commandLine(command("jobs", "run-again", status.id, ...option("--payload", isChanged() ? oneLine(form.payload) : null))),
-      ),
+    fields: (update) => [
+      argumentsField(form, update, before ? "" : t("Leave empty to keep the arguments. Some are hidden here; to change any, write all of them.")),
+      commandLine(command("jobs", "run-again", status.id, ...option("--payload", isChanged() ? oneLine(form.payload) : null))),
+    ],
     submit: () =>
       isSent(form, async () => {
         const body = { payload: isChanged() ? argumentsOf(form.payload) : null };
@@ -100,9 +97,7 @@ export async function enqueueJob(name = "") {
     isReady: () => /^\d*(\.\d+)?$/.test(form.delay) && /^\d?$/.test(form.priority),
     fields: (update) => {
       const set = setter(form, update);
-      return h(
-        "div",
-        { class: "dialog-fields" },
+      return [
         select(
           t("Task of the job"),
           form.task,
@@ -143,7 +138,7 @@ export async function enqueueJob(name = "") {
             ...option("--retention", form.retention),
           ),
         ),
-      );
+      ];
     },
     submit: () =>
       isSent(fields, async () => {

@@ -36,9 +36,7 @@ export async function askPlace(title, action, words, submit, hint = t("unchanged
     body: h("p", null, t("The jobs keep their limits, attempts and unique keys. Among jobs of one key, a higher priority starts first.")),
     fields: (update) => {
       const set = setter(form, update);
-      return h(
-        "div",
-        { class: "dialog-fields" },
+      return [
         select(
           t("Start"),
           form.when,
@@ -56,7 +54,7 @@ export async function askPlace(title, action, words, submit, hint = t("unchanged
         input(t("New priority, 0 to 9"), form.priority, hint, set("priority"), { inputmode: "numeric" }),
         form.error && h("p", { class: "bad-text", role: "alert" }, form.error),
         commandLine(command("jobs", "reschedule", ...words, ...placeOptions(form))),
-      );
+      ];
     },
     submit: submit && (() => isSent(form, () => submit(/** @type {Place} */ (placeOf(form))))),
   });

@@ -174,9 +174,7 @@ async function setRule(context, target) {
       const parsed = rule();
       const change = setter(form, update);
       const scopeOption = form.scope === "tier" ? ["--tier", form.tier] : form.scope === "key" ? ["--key", key ?? ""] : [];
-      return h(
-        "div",
-        { class: "dialog-fields" },
+      return [
         input(
           isConcurrency ? t("Concurrent jobs") : t("Rule"),
           form.rule,
@@ -214,7 +212,7 @@ async function setRule(context, target) {
         ),
         isReady() &&
           commandLine(command("limits", "set", name, form.rule, ...option("--burst", form.burst), ...scopeOption)),
-      );
+      ];
     },
   });
   if (!isConfirmed) return;
@@ -238,19 +236,16 @@ async function penalize(context, name, key) {
       null,
       t("During this time no job of this key starts under {name}, for example because a remote service asked for a pause. Waiting jobs keep their positions. A reset ends the penalty.", { name }),
     ),
-    fields: (update) =>
-      h(
-        "div",
-        { class: "dialog-fields" },
-        input(t("Seconds"), form.seconds, "60", setter(form, update)("seconds"), { inputmode: "numeric", autofocus: true }),
-        Number(form.seconds) > 0 &&
-          h(
-            "p",
-            { class: "rule-preview" },
-            t("Until {time}, in {duration}", { time: format.clock(format.now() + Number(form.seconds) * 1000), duration: format.duration(Number(form.seconds)) }),
-          ),
-        commandLine(command("limits", "penalize", name, form.seconds, ...option("--key", key))),
-      ),
+    fields: (update) => [
+      input(t("Seconds"), form.seconds, "60", setter(form, update)("seconds"), { inputmode: "numeric", autofocus: true }),
+      Number(form.seconds) > 0 &&
+        h(
+          "p",
+          { class: "rule-preview" },
+          t("Until {time}, in {duration}", { time: format.clock(format.now() + Number(form.seconds) * 1000), duration: format.duration(Number(form.seconds)) }),
+        ),
+      commandLine(command("limits", "penalize", name, form.seconds, ...option("--key", key))),
+    ],
   });
   if (isConfirmed)
     await context.act({
@@ -274,13 +269,10 @@ async function assign(context, name, key) {
       null,
       t("The rule set for a tier applies to the keys in it. Leave the field empty to remove the key from its tier."),
     ),
-    fields: (update) =>
-      h(
-        "div",
-        { class: "dialog-fields" },
-        input(t("Tier"), form.tier, t("none"), setter(form, update)("tier"), { autofocus: true }),
-        commandLine(command("limits", "assign", name, key, form.tier || "-")),
-      ),
+    fields: (update) => [
+      input(t("Tier"), form.tier, t("none"), setter(form, update)("tier"), { autofocus: true }),
+      commandLine(command("limits", "assign", name, key, form.tier || "-")),
+    ],
   });
   if (isConfirmed)
     await context.act({

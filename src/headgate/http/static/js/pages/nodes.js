@@ -207,16 +207,13 @@ async function setSlots(context, node) {
       null,
       t("How many jobs run at once on this node, until it ends. Added slots are used immediately. With fewer slots, running jobs continue. With 0, the node claims no jobs."),
     ),
-    fields: (update) =>
-      h(
-        "div",
-        { class: "dialog-fields" },
-        input(t("Slots"), form.slots, "20", setter(form, update)("slots"), { inputmode: "numeric", autofocus: true }),
-        queues.length > 1 &&
-          select(t("For"), form.queue, [["", t("all queues together")], ...queues.map(choice)], setter(form, update)("queue")),
-        isReady() &&
-          commandLine(command("nodes", "slots", id, form.queue ? `${form.queue}:${form.slots}` : form.slots)),
-      ),
+    fields: (update) => [
+      input(t("Slots"), form.slots, "20", setter(form, update)("slots"), { inputmode: "numeric", autofocus: true }),
+      queues.length > 1 &&
+        select(t("For"), form.queue, [["", t("all queues together")], ...queues.map(choice)], setter(form, update)("queue")),
+      isReady() &&
+        commandLine(command("nodes", "slots", id, form.queue ? `${form.queue}:${form.slots}` : form.slots)),
+    ],
   });
   if (!isConfirmed) return;
   await context.act({
@@ -238,13 +235,10 @@ async function rename(context, node) {
     action: t("Rename the node"),
     isReady,
     body: h("p", null, t("The name stays until the process ends. It has no spaces.")),
-    fields: (update) =>
-      h(
-        "div",
-        { class: "dialog-fields" },
-        input(t("Name"), form.name, "mail-1", setter(form, update)("name"), { autofocus: true }),
-        isReady() && commandLine(command("nodes", "rename", id, form.name)),
-      ),
+    fields: (update) => [
+      input(t("Name"), form.name, "mail-1", setter(form, update)("name"), { autofocus: true }),
+      isReady() && commandLine(command("nodes", "rename", id, form.name)),
+    ],
   });
   if (!isConfirmed) return;
   await context.act({
