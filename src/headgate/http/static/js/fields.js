@@ -33,25 +33,17 @@ export function setter(form, update) {
  * @param {string[]} [suggestions]
  */
 export function text(label, value, placeholder, changed, suggestions) {
-  const id = idOf(label);
-  return h(
-    "div",
-    { class: "field", key: label },
-    h("label", { for: id }, label),
-    h("input", {
-      id,
-      type: "text",
-      value,
-      placeholder,
-      autocomplete: "off",
-      spellcheck: "false",
-      list: suggestions ? `${id}-suggestions` : null,
-      onchange: (/** @type {any} */ event) => changed(event.target.value.trim()),
-    }),
+  const list = suggestions ? `${idOf(label)}-suggestions` : null;
+  const onchange = (/** @type {any} */ event) => changed(event.target.value.trim());
+  return entry(
+    "input",
+    label,
+    { type: "text", value, placeholder, list, onchange },
+    "",
     suggestions &&
       h(
         "datalist",
-        { id: `${id}-suggestions` },
+        { id: list },
         suggestions.map((each) => h("option", { key: each, value: each })),
       ),
   );
@@ -65,24 +57,8 @@ function refusal(id, error) {
 
 /** A text field that calls `changed` on every keystroke; `error` is shown below it. @param {string} label @param {string} value @param {string} placeholder @param {(value: string) => void} changed @param {Record<string, any>} [props] @param {string} [error] */
 export function input(label, value, placeholder, changed, props = {}, error = "") {
-  const id = idOf(label);
-  return h(
-    "div",
-    { class: "field", key: label },
-    h("label", { for: id }, label),
-    h("input", {
-      id,
-      type: "text",
-      value,
-      placeholder,
-      autocomplete: "off",
-      spellcheck: "false",
-      oninput: (/** @type {any} */ event) => changed(event.target.value.trim()),
-      ...refusal(id, error).props,
-      ...props,
-    }),
-    refusal(id, error).below,
-  );
+  const oninput = (/** @type {any} */ event) => changed(event.target.value.trim());
+  return entry("input", label, { type: "text", value, placeholder, oninput, ...props }, error);
 }
 
 /** @param {string} label @param {boolean} isSet @param {(isSet: boolean) => void} changed */
@@ -114,23 +90,19 @@ export function select(label, value, choices, changed, { error = "", props = {} 
 
 /** A field of several lines that calls `changed` on every keystroke; `error` is shown below it. @param {string} label @param {string} value @param {string} placeholder @param {(value: string) => void} changed @param {string} [error] */
 export function area(label, value, placeholder, changed, error = "", props = {}) {
+  const oninput = (/** @type {any} */ event) => changed(event.target.value);
+  return entry("textarea", label, { value, placeholder, class: "mono", rows: "8", oninput, ...props }, error);
+}
+
+/** A field that text is typed into. @param {string} tag @param {string} label @param {Record<string, any>} props @param {string} error @param {import("./dom.js").Children} [below] */
+function entry(tag, label, props, error, below) {
   const id = idOf(label);
   return h(
     "div",
     { class: "field", key: label },
     h("label", { for: id }, label),
-    h("textarea", {
-      id,
-      value,
-      placeholder,
-      class: "mono",
-      rows: "8",
-      autocomplete: "off",
-      spellcheck: "false",
-      oninput: (/** @type {any} */ event) => changed(event.target.value),
-      ...refusal(id, error).props,
-      ...props,
-    }),
+    h(tag, { id, autocomplete: "off", spellcheck: "false", ...refusal(id, error).props, ...props }),
     refusal(id, error).below,
+    below,
   );
 }
