@@ -148,16 +148,11 @@ export function totals(history, range, subject) {
     "div",
     { class: "numbers", key: "totals" },
     number(t("Finished"), format.count(finished), t("{rate} over {span}", { rate: format.perTime(finished / range.span), span: range.name })),
-    h(
-      "a",
-      {
-        key: "failed",
-        class: sum?.failed ? "number state-failed" : "number",
-        href: address(["jobs"], { ...subject, state: "failed", ...since }),
-      },
-      h("span", { class: "number-name" }, t("Failed")),
-      h("span", { class: "number-value num" }, format.share(finished ? (sum?.failed ?? 0) / finished : 0)),
-      h("span", { class: "number-below" }, t("{jobs} of {total}", { jobs: format.plural(sum?.failed ?? 0, "job"), total: format.count(finished) })),
+    number(
+      t("Failed"),
+      format.share(finished ? (sum?.failed ?? 0) / finished : 0),
+      t("{jobs} of {total}", { jobs: format.plural(sum?.failed ?? 0, "job"), total: format.count(finished) }),
+      { class: sum?.failed ? "number state-failed" : "number", href: address(["jobs"], { ...subject, state: "failed", ...since }) },
     ),
     number(t("Retries"), format.count(sum?.retried ?? 0), t("failed attempts that are tried again")),
     number(t("Wait, p95"), p95("wait"), percentiles("wait")),
@@ -190,11 +185,11 @@ export function activityHint({ now, active_since: since }) {
   return t("throughput, failures and p95: last {minutes} min", { minutes });
 }
 
-/** @param {string} name @param {string} value @param {string} below */
-function number(name, value, below) {
+/** @param {string} name @param {string} value @param {string} below @param {{class: string, href: string}} [link] */
+function number(name, value, below, link) {
   return h(
-    "div",
-    { class: "number", key: name },
+    link ? "a" : "div",
+    { class: "number", key: name, ...link },
     h("span", { class: "number-name" }, name),
     h("span", { class: "number-value num" }, value),
     h("span", { class: "number-below" }, below),

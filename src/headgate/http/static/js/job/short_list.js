@@ -36,13 +36,13 @@ export function jobsPanel(title, jobs, { href, none, more }) {
   );
 }
 
-/** @param {any} job */
-function errorLine(job) {
+/** The error of a job, below what a list says of it. @param {any} job */
+export function errorLine(job) {
   return (
     job.error &&
     h(
       "span",
-      { class: "cell-below one-line bad-text", title: format.errorMessage(job.error) },
+      { class: "cell-below bad-text one-line", key: "error", title: format.errorMessage(job.error) },
       h("b", null, job.error.type),
       `: ${format.errorMessage(job.error)}`,
     )

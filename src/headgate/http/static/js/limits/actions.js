@@ -3,7 +3,7 @@
 import { path } from "../api.js";
 import { isAtOnce } from "./buckets.js";
 import { t } from "../language.js";
-import { patternOf } from "./settings.js";
+import { tierOf } from "./settings.js";
 import { command, option } from "../commands.js";
 import { ask } from "../dialogs.js";
 import { h } from "../dom.js";
@@ -257,10 +257,7 @@ async function penalize(context, name, key) {
 
 /** @param {Context} context @param {string} name @param {string} key */
 async function assign(context, name, key) {
-  const member = context.data.settings.find(
-    (/** @type {any} */ setting) => setting.scope === "member" && setting.target === patternOf(key),
-  );
-  const form = { tier: member?.tier ?? "" };
+  const form = { tier: tierOf(context.data.settings, key) ?? "" };
   const isConfirmed = await ask({
     title: t("Tier of {key}", { key: format.keyName(key) }),
     action: t("Assign"),

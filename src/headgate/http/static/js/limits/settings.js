@@ -57,7 +57,8 @@ function storedRule(rule) {
   }
 }
 
-/** The pattern that matches only this key: members of a tier are stored as patterns. @param {string} key */
-export function patternOf(key) {
-  return key.replace(/[*?[]/g, "[$&]");
+/** The tier that a key is in by these settings; members are stored as patterns. @param {any[]} settings @param {string} key @returns {string | undefined} */
+export function tierOf(settings, key) {
+  const pattern = key.replace(/[*?[]/g, "[$&]");
+  return settings.find(({ scope, target }) => scope === "member" && target === pattern)?.tier;
 }

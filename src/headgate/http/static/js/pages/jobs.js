@@ -9,6 +9,7 @@ import * as format from "../format.js";
 import { icon } from "../icons.js";
 import { enqueueJob } from "../job/enqueue.js";
 import { firstWithJobs, isSearchError } from "../job/first_page.js";
+import { errorLine } from "../job/short_list.js";
 import { t, withElements, word } from "../language.js";
 import * as live from "../live.js";
 import { pager } from "../pager.js";
@@ -415,13 +416,7 @@ function payloadCell(job) {
     ),
     job.unreadable &&
       h("span", { class: "cell-below bad-text one-line", key: "unreadable", title: job.unreadable }, t("cannot be read: {reason}", { reason: job.unreadable })),
-    job.error &&
-      h(
-        "span",
-        { class: "cell-below bad-text one-line", key: "error", title: format.errorMessage(job.error) },
-        h("b", null, job.error.type),
-        `: ${format.errorMessage(job.error)}`,
-      ),
+    errorLine(job),
   ];
 }
 

@@ -27,7 +27,7 @@ import {
 import { address } from "../router.js";
 import { describeStored, shortRule } from "../rule.js";
 import { loadDeclared } from "../limits/declared.js";
-import { patternOf } from "../limits/settings.js";
+import { tierOf } from "../limits/settings.js";
 import { limitActions } from "../limits/actions.js";
 import { fillSteps, rollingSum } from "../steps.js";
 import { table } from "../table.js";
@@ -125,9 +125,7 @@ function usagePanel(name, key, bucket, data) {
       empty(t("Nothing used"), [rule ? `${t("The rule is {rule}.", { rule: shortRule(rule) })} ` : "", t("This key has not used its limit.")]),
     );
   const capacity = allowed(bucket);
-  const member = data.settings.find(
-    (/** @type {any} */ setting) => setting.scope === "member" && setting.target === patternOf(key),
-  );
+  const tier = tierOf(data.settings, key);
   return panel(
     t("Usage"),
     { hint: rule ? (describeStored(rule) ?? rule) : t("not declared by this app") },
@@ -157,7 +155,7 @@ function usagePanel(name, key, bucket, data) {
         ],
         [t("Next slot"), nextSlot(bucket)],
         bucket.present && [t("Present rate"), ruleLabel(rule, bucket.present)],
-        member && [t("Tier"), member.tier],
+        tier && [t("Tier"), tier],
         [t("Rule"), [ruleLabel(rule), bucket.is_set && h("span", { class: "faint" }, ` (${t("set at run time")})`)]],
         isPenalized(bucket) && [t("Penalized until"), [clock(bucket.penalized_until), " · ", countdown(bucket.penalized_until)]],
       ],
