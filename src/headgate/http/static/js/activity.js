@@ -5,7 +5,7 @@ import { chartPanel, deployMarks, sparkline } from "./charts.js";
 import { h } from "./dom.js";
 import * as format from "./format.js";
 import { t } from "./language.js";
-import { empty, panel, tabs } from "./parts.js";
+import { empty, panel, rangeTabs } from "./parts.js";
 import { address, go } from "./router.js";
 import { fillSteps, mergeSteps } from "./steps.js";
 
@@ -13,7 +13,7 @@ import { fillSteps, mergeSteps } from "./steps.js";
 /** A task or a queue; all jobs without both. @typedef {{task?: string, queue?: string}} Subject */
 
 /** The time ranges of the charts, and their steps, in seconds. @type {Record<string, Span>} */
-const SPANS = {
+export const SPANS = {
   "15m": { name: t("15 min"), span: 900, step: 10 },
   "1h": { name: "1 h", span: 3600, step: 60 },
   "24h": { name: "24 h", span: 86_400, step: 600 },
@@ -28,13 +28,8 @@ export function spanOf(route) {
 
 /** @param {import("./router.js").Route} route @param {string[]} path of the page */
 export function spanTabs(route, path) {
-  return tabs(
-    t("Time range"),
-    Object.entries(SPANS).map(([name, each]) => ({
-      name: each.name,
-      href: address(path, { span: name === "15m" ? null : name }),
-      isCurrent: spanOf(route) === each,
-    })),
+  return rangeTabs(t("Time range"), SPANS, spanOf(route), (name) =>
+    address(path, { span: name === "15m" ? null : name }),
   );
 }
 

@@ -333,6 +333,14 @@ export function tabs(label, items) {
   );
 }
 
+/** Tabs of time ranges, each with its own address. @template {{name: string}} Range @param {string} label @param {Record<string, Range>} ranges by their names in the address @param {Range} current @param {(name: string) => string} href */
+export function rangeTabs(label, ranges, current, href) {
+  return tabs(
+    label,
+    Object.entries(ranges).map(([name, each]) => ({ name: each.name, href: href(name), isCurrent: each === current })),
+  );
+}
+
 /** The command that starts a worker. */
 export function startWorker() {
   return command("worker");

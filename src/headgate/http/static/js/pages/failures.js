@@ -7,7 +7,7 @@ import { h } from "../dom.js";
 import * as format from "../format.js";
 import { causeText, placeText } from "../job/cause.js";
 import { t, withElements, word } from "../language.js";
-import { copyCommand, empty, heading, link, notice, panel, tabs, when } from "../parts.js";
+import { copyCommand, empty, heading, link, notice, panel, rangeTabs, when } from "../parts.js";
 import { address } from "../router.js";
 import { declared, table } from "../table.js";
 
@@ -39,13 +39,8 @@ export const failures = {
   view: ({ data, route }) => [
     heading(t("Failures"), {
       actions: [
-        tabs(
-          t("Time range"),
-          Object.entries(SPANS).map(([name, each]) => ({
-            name: each.name,
-            href: address(["failures"], { ...subjectOf(route), span: name === "1h" ? null : name }),
-            isCurrent: spanOf(route) === each,
-          })),
+        rangeTabs(t("Time range"), SPANS, spanOf(route), (name) =>
+          address(["failures"], { ...subjectOf(route), span: name === "1h" ? null : name }),
         ),
         copyCommand(command("failures", ...spanOf(route).options, ...filterOptions(subjectOf(route)))),
       ],

@@ -1,5 +1,6 @@
 /** One key of a limit: its usage now and over time, its waiting jobs, and the holders of its permits. */
 
+import { SPANS } from "../activity.js";
 import { get, optional, path } from "../api.js";
 import { nextSlot, ruleLabel } from "../limits/buckets.js";
 import { chartPanel, deployMarks } from "../charts.js";
@@ -21,7 +22,7 @@ import {
   jobLink,
   link,
   panel,
-  tabs,
+  rangeTabs,
   when,
 } from "../parts.js";
 import { address } from "../router.js";
@@ -35,12 +36,6 @@ import { loadWhatIf, whatIfPanel } from "../limits/what_if.js";
 import { auditPanel, auditState } from "../limits/audit.js";
 
 /** @typedef {import("../page.js").Context} Context */
-
-const SPANS = /** @type {Record<string, [string, number]>} */ ({
-  "15m": [t("15 min"), 900],
-  "1h": ["1 h", 3600],
-  "24h": ["24 h", 86_400],
-});
 
 /** @type {import("../page.js").PageDefinition} */
 export const key = {
@@ -62,7 +57,7 @@ async function loadKey(context, signal) {
     get(path("limits", name, "next-jobs"), { key }, signal),
     // The jobs of a key are counted from its lanes, however many others wait.
     get(`jobs/count?${ofKey}`, { state: "waiting", limit: name }, signal),
-    optional(get(`${path("limits", name, "history")}?${ofKey}`, { span: spanOf(context), with_period_before: true }, signal)),
+    optional(get(`${path("limits", name, "history")}?${ofKey}`, { span: spanOf(context).span, with_period_before: true }, signal)),
     loadWhatIf(context, signal),
   ]);
   return { ...declaration, bucket, next, waiting, history, whatIf };
@@ -76,7 +71,7 @@ function waitingText({ waiting, bucket }) {
 
 /** @param {Context} context */
 function spanOf({ route }) {
-  return (SPANS[route.query.get("span") ?? ""] ?? SPANS["1h"])[1];
+  return SPANS[route.query.get("span") ?? ""] ?? SPANS["1h"];
 }
 
 /** @param {Context} context */
@@ -168,14 +163,9 @@ function usagePanel(name, key, bucket, data) {
 function historyPanel(context) {
   const { history } = context.data;
   const { limit, key } = context.route.params;
-  const span = spanOf(context);
-  const aside = tabs(
-    t("Time range of usage"),
-    Object.entries(SPANS).map(([name, [label, seconds]]) => ({
-      name: label,
-      href: address(["limits", limit]) + "?" + new URLSearchParams({ key, ...(name === "1h" ? {} : { span: name }) }),
-      isCurrent: seconds === span,
-    })),
+  const range = spanOf(context);
+  const aside = rangeTabs(t("Time range of usage"), SPANS, range, (name) =>
+    address(["limits", limit]) + "?" + new URLSearchParams({ key, ...(name === "1h" ? {} : { span: name }) }),
   );
   const points = history?.points ?? [];
   if (!points.length)
@@ -190,7 +180,7 @@ function historyPanel(context) {
       ),
     );
   const to = format.now();
-  const from = to - span * 1000;
+  const from = to - range.span * 1000;
   const { step, bound } = history;
   // If the window of the rule is longer than a step, each value is the sum over a window, as the rule counts.
   const steps = bound ? Math.max(1, Math.round(bound.per / step)) : 1;
