@@ -87,7 +87,6 @@ export async function changeMatching(action, filter, after) {
   await countAndChange({
     action,
     request: (maxJobs, isDryRun) => bulk(action, query, maxJobs, isDryRun, place),
-    phrase: (jobs) => phrase(action, jobs),
     effect: [isAll ? [h("b", null, t("No filter is set: this applies to all jobs in the store.")), " "] : null, ACTIONS[action].effect],
     command: action === "reschedule" ? null : command("jobs", ...words),
     after,
@@ -103,7 +102,6 @@ export async function cancelBatch(id, after) {
   await countAndChange({
     action: "cancel",
     request: (maxJobs, isDryRun) => change("POST", path("batches", id, "cancel"), { most: maxJobs, dry_run: isDryRun }),
-    phrase: (jobs) => phrase("cancel", jobs),
     effect: [
       t("The jobs of the batch, of the batches in it, and the steps after it that wait for nothing else."),
       " ",
@@ -120,7 +118,6 @@ export async function purgeQueue(queue, after) {
   await countAndChange({
     action: "cancel",
     request: (maxJobs, isDryRun) => change("POST", path("queues", queue, "purge"), { most: maxJobs, dry_run: isDryRun }),
-    phrase: (jobs) => phrase("cancel", jobs),
     title: t("Purge queue {name}?", { name: queue }),
     effect: [
       t("These jobs will not run. Running jobs continue."),
@@ -138,11 +135,11 @@ export async function purgeQueue(queue, after) {
  *
  * @param {{
  *   action: Action, request: (maxJobs: number, isDryRun: boolean) => Promise<BulkResult>,
- *   phrase: (jobs: string) => string, title?: string, effect: import("./dom.js").Children, command: string | null,
+ *   title?: string, effect: import("./dom.js").Children, command: string | null,
  *   follow?: import("./toasts.js").ToastAction, after: () => void,
  * }} how
  */
-async function countAndChange({ action, request, phrase, title, effect, command, follow, after }) {
+async function countAndChange({ action, request, title, effect, command, follow, after }) {
   const { done } = ACTIONS[action];
   try {
     const counted = await request(MAX_JOBS, true);
@@ -152,8 +149,8 @@ async function countAndChange({ action, request, phrase, title, effect, command,
     }
     const jobs = format.plural(counted.changed, "job");
     const isConfirmed = await ask({
-      title: title ?? `${phrase(counted.is_cut ? t("the first {jobs}", { jobs }) : jobs)}?`,
-      action: phrase(jobs),
+      title: title ?? `${phrase(action, counted.is_cut ? t("the first {jobs}", { jobs }) : jobs)}?`,
+      action: phrase(action, jobs),
       dismiss: isDangerous(action) ? t("Keep the jobs") : undefined,
       danger: isDangerous(action),
       body: [
