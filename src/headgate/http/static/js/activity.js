@@ -4,8 +4,9 @@ import { get, optional } from "./api.js";
 import { chartPanel, deployMarks, sparkline } from "./charts.js";
 import { h } from "./dom.js";
 import * as format from "./format.js";
+import { jobsPanel } from "./job/short_list.js";
 import { t } from "./language.js";
-import { empty, panel, rangeTabs } from "./parts.js";
+import { empty, link, panel, rangeTabs } from "./parts.js";
 import { address, go } from "./router.js";
 import { fillSteps, mergeSteps } from "./steps.js";
 
@@ -20,6 +21,8 @@ export const SPANS = {
 };
 /** Steps of the stored history, in seconds. */
 const STEPS = [10, 60, 3600];
+/** How many jobs each list has. */
+const LISTED = 8;
 
 /** @param {import("./router.js").Route} route @returns {Span} */
 export function spanOf(route) {
@@ -47,8 +50,38 @@ export function throughputAndWait(history, range, subject) {
   return [throughput(history, range, subject), durations(t("Wait"), "wait", t("from due to started"), history, range, subject)];
 }
 
+/** Load the page of a task or a queue: its details, its history, its newest and its failed jobs. @param {string} details their path @param {import("./router.js").Route} route @param {Subject} subject @param {AbortSignal} signal */
+export async function loadSubject(details, route, subject, signal) {
+  const [found, history, recent, failed] = await Promise.all([
+    get(details, {}, signal),
+    loadHistory(route, subject, signal),
+    get("jobs", { ...subject, count: LISTED }, signal),
+    get("jobs", { ...subject, state: "failed", count: LISTED }, signal),
+  ]);
+  return { ...found, history, recent, failed };
+}
+
+/** What the jobs of a task or a queue did: the sums, the charts, the newest and the failed jobs. @param {any} data as loaded above @param {import("./router.js").Route} route @param {Subject} subject @param {{jobs: string, failures: string}} none what the empty lists say */
+export function subjectActivity({ history, recent, failed }, route, subject, none) {
+  const range = spanOf(route);
+  return [
+    totals(history, range, subject),
+    h("div", { class: "three charts", key: "charts" }, threeCharts(history, range, subject)),
+    h(
+      "div",
+      { class: "two", key: "jobs" },
+      jobsPanel(t("Recent jobs"), recent.items, { href: address(["jobs"], { ...subject }), none: none.jobs }),
+      jobsPanel(t("Recent failures"), failed.items, {
+        href: address(["jobs"], { ...subject, state: "failed" }),
+        more: link(address(["failures"], { ...subject, span: "24h" }), t("By root cause")),
+        none: none.failures,
+      }),
+    ),
+  ];
+}
+
 /** @param {any} history @param {Span} range @param {Subject} subject */
-export function threeCharts(history, range, subject) {
+function threeCharts(history, range, subject) {
   if (!history?.points.length) return noData(history, [t("Throughput"), t("Wait"), t("Run")]);
   return [
     ...throughputAndWait(history, range, subject),
@@ -130,7 +163,7 @@ function showJobs(subject) {
 }
 
 /** The sums of a time range: rate, share of failures, retries, and the percentiles of waits and runs. @param {any} history @param {Span} range @param {Subject} subject */
-export function totals(history, range, subject) {
+function totals(history, range, subject) {
   const sum = history?.total;
   const finished = sum ? sum.succeeded + sum.failed : 0;
   const since = { finished_after: new Date(format.now() - range.span * 1000).toISOString() };

@@ -1,54 +1,34 @@
 /** A queue: its jobs by state, what they did, how it is declared, its keys, tasks and limits, its last jobs and failures. */
 
-import { loadHistory, spanOf, spanTabs, threeCharts, totals } from "../activity.js";
-import { get, path } from "../api.js";
+import { loadSubject, spanTabs, subjectActivity } from "../activity.js";
+import { path } from "../api.js";
 import { purgeQueue } from "../bulk.js";
 import { command } from "../commands.js";
 import { h } from "../dom.js";
 import * as format from "../format.js";
 import { t, withElements, word } from "../language.js";
-import { jobsPanel } from "../job/short_list.js";
 import { usedLimits } from "../limits/used.js";
 import { badge, breakable, button, copyCommand, empty, facts, heading, link, panel } from "../parts.js";
 import { queueToggle } from "../queue_toggle.js";
 import { address } from "../router.js";
 import { table } from "../table.js";
-import { countedAgo, lag } from "./overview.js";
+import { countedAgo, counting, lag } from "./overview.js";
 
-/** How many jobs each list has. */
-const LISTED = 8;
-/** The views and states that are counted, with their filters. @type {[string, Record<string, string>][]} */
-const COUNTED = [
-  ["running", { state: "running" }],
-  ["ready", { view: "ready" }],
-  ["throttled", { view: "throttled" }],
-  ["scheduled", { view: "scheduled" }],
-  ["blocked", { view: "blocked" }],
-  ["succeeded", { state: "succeeded" }],
-  ["failed", { state: "failed" }],
-  ["cancelled", { state: "cancelled" }],
-  ["skipped", { state: "skipped" }],
-];
+/** The views of waiting jobs, and the other states. */
+const VIEWS = ["ready", "throttled", "scheduled", "blocked"];
+const COUNTED = ["running", ...VIEWS, "succeeded", "failed", "cancelled", "skipped"];
 
 /** @type {import("../page.js").PageDefinition} */
 export const queue = {
   title: ({ params }) => t("Queue {name}", { name: params.name }),
   every: 10_000,
-  load: async ({ route }, signal) => {
-    const name = route.params.name;
-    const [details, history, recent, failed] = await Promise.all([
-      get(path("queues", name), {}, signal),
-      loadHistory(route, { queue: name }, signal),
-      get("jobs", { queue: name, count: LISTED }, signal),
-      get("jobs", { queue: name, state: "failed", count: LISTED }, signal),
-    ]);
-    return { ...details, history, recent, failed };
+  load: ({ route }, signal) => {
+    const { name } = route.params;
+    return loadSubject(path("queues", name), route, { queue: name }, signal);
   },
   view: (context) => {
     const { data, route } = context;
     const name = route.params.name;
-    const range = spanOf(route);
-    const subject = { queue: name };
     return [
       heading(name, {
         crumbs: [[t("Queues"), "queues"]],
@@ -66,23 +46,12 @@ export const queue = {
         ],
       }),
       jobCounts(data, name),
-      totals(data.history, range, subject),
-      h("div", { class: "three charts", key: "charts" }, threeCharts(data.history, range, subject)),
-      h(
-        "div",
-        { class: "two", key: "jobs" },
-        jobsPanel(t("Recent jobs"), data.recent.items, {
-          href: address(["jobs"], subject),
-          none: data.recent.next ? t("No jobs of this queue among the newest that were read.") : t("No jobs of this queue are kept."),
-        }),
-        jobsPanel(t("Recent failures"), data.failed.items, {
-          href: address(["jobs"], { ...subject, state: "failed" }),
-          more: link(address(["failures"], { ...subject, span: "24h" }), t("By root cause")),
-          none: data.failed.next
-            ? t("No failed jobs of this queue among the newest that were read.")
-            : t("No failed jobs of this queue are kept."),
-        }),
-      ),
+      subjectActivity(data, route, { queue: name }, {
+        jobs: data.recent.next ? t("No jobs of this queue among the newest that were read.") : t("No jobs of this queue are kept."),
+        failures: data.failed.next
+          ? t("No failed jobs of this queue among the newest that were read.")
+          : t("No failed jobs of this queue are kept."),
+      }),
       h(
         "div",
         { class: "two", key: "declared" },
@@ -114,7 +83,7 @@ function jobCounts(data, name) {
       "div",
       { class: "panel", key: "counts" },
       data.counted_at === null
-        ? empty(t("Counting jobs …"), t("This store holds many jobs. The counts appear here when they are ready."))
+        ? counting()
         : empty(t("No jobs in this queue"), t("No job of this queue waits or runs, and the queue is not paused.")),
     );
   return panel(
@@ -123,10 +92,10 @@ function jobCounts(data, name) {
     h(
       "p",
       { class: "node-counts" },
-      COUNTED.map(([state, filter]) =>
+      COUNTED.map((state) =>
         h(
           "a",
-          { key: state, href: address(["jobs"], { queue: name, ...filter }) },
+          { key: state, href: address(["jobs"], { queue: name, [VIEWS.includes(state) ? "view" : "state"]: state }) },
           badge(state, `${format.count(data.queue[state])} ${word(state)}`),
         ),
       ),
