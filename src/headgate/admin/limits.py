@@ -397,10 +397,9 @@ class LimitsAdmin:
         # One more than needed shows whether there are more.
         count = AUDITED_AT_ONCE if most is None else min(AUDITED_AT_ONCE, most + 1)
         until, skip = NEVER, 0
+        read = self._storage.starts if most is None else self._storage.bounded_starts
         while True:
-            page = await self._storage.starts(
-                limit, key, first, until=until, skip=skip, count=count, is_bounded=most is not None
-            )
+            page = await read(limit, key, first, until=until, skip=skip, count=count)
             starts = page if most is None else page[: most - audit.starts]
             audit.take(starts)
             is_cut = len(starts) < len(page)

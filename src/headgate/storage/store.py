@@ -25,7 +25,6 @@ from headgate.jobs.history import Flush, JobsStep, LimitStep
 from headgate.jobs.job import BucketRef, JobRecord
 from headgate.jobs.query import JobFilter
 from headgate.limits.limit import AnyRule
-from headgate.limits.rule import NEVER
 from headgate.storage.driver import Driver, ReadKind, Transaction, WriteOptions
 from headgate.storage.live_rules import CachedRules, EditSetting, LimitSetting, read_limit_sets, read_settings
 from headgate.storage.procedures import alerts as alert_rows
@@ -53,7 +52,6 @@ from headgate.storage.records import (
     NodeControls,
     NodeRecord,
     NodeUpdate,
-    RecordedStart,
     Recovered,
     StartMove,
 )
@@ -237,26 +235,9 @@ class Store(Driver):
 
     queue_position: Final = read(listing.queue_position, "list")
     prediction_input: Final = read(listing.prediction_input, "lookup")
-
-    async def starts(
-        self,
-        limit: str,
-        key: str | None,
-        since: int,
-        *,
-        until: int = NEVER,
-        skip: int = 0,
-        count: int = 10_000,
-        is_bounded: bool = False,
-    ) -> Sequence[RecordedStart]:
-        """Return the newest `count` starts that were charged to a limit, newest first, without those of deleted jobs.
-
-        They are from `since` to `until`, both limit time and both included, without the first `skip`. To read the next
-        page, pass the instant of the last start as `until`, and skip the starts of that instant. If it `is_bounded`, it
-        reads beside the lists, like a search, and raises SearchTooLong and TooManySearches.
-        """
-        kind: ReadKind = "search" if is_bounded else "scan"
-        return await self.read(lambda tx: listing.starts(tx, limit, key, since, until, skip, count), kind)
+    starts: Final = read(listing.starts, "scan")
+    # For the audit of a request: it reads beside the lists, and raises SearchTooLong and TooManySearches.
+    bounded_starts: Final = read(listing.starts, "search")
 
     async def note_limit_sets(
         self, limit_sets: Mapping[str, str], *, lives: int = LIMIT_SET_LIVES

@@ -45,7 +45,7 @@ def hold(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], list[str]]
 
 @pytest.mark.parametrize(
     ("path", "name"),
-    [(f"/api/v1/limits/{quote(LIMIT, safe='')}/audit", "starts"), ("/api/v1/failures", "newest_failed")],
+    [(f"/api/v1/limits/{quote(LIMIT, safe='')}/audit", "bounded_starts"), ("/api/v1/failures", "newest_failed")],
     ids=["audit", "failures"],
 )
 async def test_a_report_delays_no_list_and_is_made_once_for_all_who_request_it(

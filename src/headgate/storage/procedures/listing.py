@@ -710,9 +710,20 @@ async def prediction_input(
 
 
 async def starts(
-    tx: Transaction, limit: str, key: str | None, since: int, until: int, skip: int, count: int
-) -> list[RecordedStart]:
-    """As `Store.starts`."""
+    tx: Transaction,
+    limit: str,
+    key: str | None,
+    since: int,
+    *,
+    until: int = NEVER,
+    skip: int = 0,
+    count: int = 10_000,
+) -> Sequence[RecordedStart]:
+    """Return the newest `count` starts that were charged to a limit, newest first, without those of deleted jobs.
+
+    They are from `since` to `until`, both limit time and both included, without the first `skip`. To read the next
+    page, pass the instant of the last start as `until`, and skip the starts of that instant.
+    """
     values = {"since": since, "until": until, "skip": skip, "count": count}
     found = await tx.fetch(_STARTS, "starts", limit=limit, needle=_needle(limit, key), **values)
     return [
