@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, cast
 from uuid import UUID, uuid5
@@ -148,8 +148,9 @@ async def tasks(caller: Caller) -> TaskPage:
     done = {} if recent is None else recent.tasks
     return TaskPage(
         items=[
-            TaskView(
-                **{field.name: getattr(each, field.name) for field in fields(each)},
+            view_of(
+                TaskView,
+                each,
                 waiting=None if counted is None else waiting[each.task],
                 oldest=_age(due_at.get(each.task), now),
                 throughput=None if recent is None else found.throughput,
