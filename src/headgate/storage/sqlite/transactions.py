@@ -9,6 +9,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
@@ -101,25 +102,16 @@ class SqliteTransaction(Transaction):
         return nullcontext()
 
 
+@dataclass(slots=True, eq=False)
 class Write:
     """A procedure that waits for its commit. Additions that wait together are made together, from their `jobs`."""
 
-    __slots__ = ("batches", "ends_jobs", "jobs", "procedure", "wakes")
-
-    def __init__(
-        self,
-        procedure: Procedure[Any],
-        *,
-        jobs: Sequence[NewJob] | None = None,
-        batches: Sequence[NewBatch] = (),
-        wakes: Wakes = False,
-        ends_jobs: bool = False,
-    ) -> None:
-        self.procedure = procedure
-        self.jobs = jobs
-        self.batches = batches
-        self.wakes = wakes
-        self.ends_jobs = ends_jobs
+    procedure: Procedure[Any]
+    _: KW_ONLY
+    jobs: Sequence[NewJob] | None = None
+    batches: Sequence[NewBatch] = ()
+    wakes: Wakes = False
+    ends_jobs: bool = False
 
 
 Change = Literal["any", "endings"] | None
