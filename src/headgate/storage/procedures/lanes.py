@@ -183,8 +183,8 @@ async def reopen_behind(tx: Transaction, lanes: Iterable[str]) -> None:
         await tx.execute("reopen_buckets", ids=behind, limit_now=tx.limit_now)
 
 
-async def leave(tx: Transaction, lane: Lane, *, have_costs: bool) -> None:
-    """Remove one job from the count of a lane, a job that was not claimed."""
-    if have_costs:
-        await reopen_behind(tx, [lane.id])
-    await add_arrivals(tx, [Arrival(lane, -1)])
+async def leave(tx: Transaction, job: LockedJob) -> None:
+    """Remove a job that was not claimed from the count of its lane."""
+    if job.has_costs:
+        await reopen_behind(tx, [job.lane.id])
+    await add_arrivals(tx, [Arrival(job.lane, -1)])

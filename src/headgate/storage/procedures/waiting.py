@@ -78,7 +78,7 @@ async def cancel(
         await following.resolve_followers(tx, [ended])
     elif found.state is JobState.WAITING:
         await tx.execute("cancel_waiting", id=found.id, now=tx.now)
-        await leave(tx, found.lane, have_costs=found.has_costs)
+        await leave(tx, found)
         await return_permits(tx, found.gives(difference(found.held, found.kept(JobState.CANCELLED))))
         await following.resolve_followers(tx, [ended])
     elif found.state is JobState.RUNNING:
@@ -307,7 +307,7 @@ async def _change_limit_set(tx: Transaction, job: LimitSetChange) -> bool:
         now=tx.now,
     )
     if not found.is_blocked:
-        await leave(tx, found.lane, have_costs=found.has_costs)
+        await leave(tx, found)
         await add_arrivals(tx, [arrival_of(lane, found.run_at, found.rank, delayed=found.delayed)])
     return True
 
@@ -351,7 +351,7 @@ async def release_idle(tx: Transaction, ref: BucketRef) -> int:
                 kept = difference(job.held, given)
                 lane = lane_of(job.queue, job.buckets, job.terms, union(kept, job.passed))
                 await tx.execute("set_held", id=job.id, held=kept, passed=job.passed, lane=lane.id)
-                await leave(tx, job.lane, have_costs=job.has_costs)
+                await leave(tx, job)
                 await add_arrivals(tx, [arrival_of(lane, job.run_at, job.rank, delayed=job.delayed)])
     return await release_unused_batches(tx, ref)
 
