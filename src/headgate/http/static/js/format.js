@@ -139,6 +139,11 @@ export function inZone(instant, tz, isFull = false) {
   }
 }
 
+/** The seconds from one instant to another; null without one of them. @param {string | null | undefined} from @param {string | null | undefined} to */
+export function secondsBetween(from, to) {
+  return from && to ? (Date.parse(to) - Date.parse(from)) / 1000 : null;
+}
+
 /** The time of day, with the date unless it is today. @param {string | number} instant */
 export function clock(instant) {
   const at = parts(instant);

@@ -10,11 +10,8 @@ import { address } from "../router.js";
 /** @param {any} job */
 export function about(job) {
   const { status } = job;
-  const ran =
-    status.started_at && status.finished_at
-      ? (Date.parse(status.finished_at) - Date.parse(status.started_at)) / 1000
-      : null;
-  const waited = status.started_at ? (Date.parse(status.started_at) - Date.parse(status.run_at)) / 1000 : null;
+  const ran = format.secondsBetween(status.started_at, status.finished_at);
+  const waited = format.secondsBetween(status.run_at, status.started_at);
   /** @type {[string, import("../dom.js").Children][]} */
   const items = [
     [t("Task"), link(address(["tasks", status.task]), status.task)],

@@ -28,7 +28,7 @@ export function timeline(job, lines) {
       "ol",
       { class: "timeline" },
       entries.map((/** @type {any} */ entry, /** @type {number} */ at) => {
-        const before = at ? (Date.parse(entry.at) - Date.parse(entries[at - 1].at)) / 1000 : null;
+        const before = format.secondsBetween(entries[at - 1]?.at, entry.at);
         const isOpen = at === entries.length - 1 && entry.what.startsWith("is running");
         return h(
           "li",

@@ -77,12 +77,7 @@ export const batch = {
           [t("Id"), h("span", { class: "mono" }, id)],
           [t("Enqueued"), [clock(batch.enqueued_at), " · ", when(batch.enqueued_at)]],
           [t("Finished"), batch.finished_at ? [clock(batch.finished_at), " · ", when(batch.finished_at)] : t("not yet")],
-          [
-            t("Duration"),
-            batch.finished_at
-              ? format.duration((Date.parse(batch.finished_at) - Date.parse(batch.enqueued_at)) / 1000)
-              : "–",
-          ],
+          [t("Duration"), format.duration(format.secondsBetween(batch.enqueued_at, batch.finished_at))],
           [t("Tasks"), taskNames(batch)],
           [t("Jobs"), link(address(["jobs"], { batch: id }), format.plural(batch.total, "job"))],
           ...besideOf(context.data.graph, id),

@@ -74,10 +74,7 @@ export const schedule = {
               {
                 name: t("Duration"),
                 align: "right",
-                cell: (job) =>
-                  job.started_at && job.finished_at
-                    ? format.duration((Date.parse(job.finished_at) - Date.parse(job.started_at)) / 1000)
-                    : "–",
+                cell: (job) => format.duration(format.secondsBetween(job.started_at, job.finished_at)),
               },
             ],
           }),

@@ -142,7 +142,7 @@ function dayPanel({ items, total, now, until }) {
 
 /** When a schedule runs, in words. @param {string[]} runs @param {boolean} isCut */
 function dayLabel(runs, isCut) {
-  const interval = runs.length > 1 ? (Date.parse(runs[1]) - Date.parse(runs[0])) / 1000 : 0;
+  const interval = format.secondsBetween(runs[0], runs[1]);
   if (isCut) return t("more than {count} runs, the next at {time} and after {duration}", { count: runs.length, time: format.clock(runs[0]), duration: format.duration(interval) });
   return `${format.plural(runs.length, "run")}: ${runs.map((at) => format.clock(at)).join(", ")}`;
 }
