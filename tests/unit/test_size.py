@@ -22,7 +22,7 @@ BUDGETS = {
     "client": 2_940,
     "contrib": 3_230,
     "engine": 9_930,
-    "http": 20_540,
+    "http": 20_530,
     "jobs": 4_300,
     "limits": 9_310,
     "observe": 1_940,

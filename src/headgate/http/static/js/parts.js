@@ -65,6 +65,12 @@ export function breakable(name) {
   return name.split(/(?<=[:_./-])/).map((part, at) => [at > 0 && h("wbr", { key: at }), part]);
 }
 
+/** Links to the pages of tasks or limits. @param {string} page @param {string[]} names @param {string} [none] */
+export function nameLinks(page, names, none = "–") {
+  if (!names.length) return h("span", { class: "faint" }, none);
+  return names.map((name, at) => [at > 0 && ", ", h("a", { key: name, href: address([page, name]) }, breakable(name))]);
+}
+
 /** @param {string} limit @param {string} key */
 export function bucketHref(limit, key) {
   return `${address(["limits", limit])}?${new URLSearchParams({ key })}`;

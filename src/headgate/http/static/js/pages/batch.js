@@ -7,7 +7,7 @@ import { h } from "../dom.js";
 import * as format from "../format.js";
 import { graphPanel } from "../graph.js";
 import { t, withElements, word } from "../language.js";
-import { badge, breakable, button, clock, copyButton, copyCommand, facts, heading, link, panel, when } from "../parts.js";
+import { badge, button, clock, copyButton, copyCommand, facts, heading, link, nameLinks, panel, when } from "../parts.js";
 import { dependencyItems } from "../job/about.js";
 import { jobsPanel } from "../job/short_list.js";
 import { address } from "../router.js";
@@ -78,7 +78,7 @@ export const batch = {
           [t("Enqueued"), [clock(batch.enqueued_at), " · ", when(batch.enqueued_at)]],
           [t("Finished"), batch.finished_at ? [clock(batch.finished_at), " · ", when(batch.finished_at)] : t("not yet")],
           [t("Duration"), format.duration(format.secondsBetween(batch.enqueued_at, batch.finished_at))],
-          [t("Tasks"), taskNames(batch)],
+          [t("Tasks"), nameLinks("tasks", batch.tasks)],
           [t("Jobs"), link(address(["jobs"], { batch: id }), format.plural(batch.total, "job"))],
           ...besideOf(context.data.graph, id),
         ]),
@@ -100,15 +100,6 @@ function besideOf(graph, id) {
     ...outer.map((/** @type {any} */ { id }) => [t("Batch"), link(address(["batches", id]), h("span", { class: "mono" }, format.shortId(id)))]),
     ...(followers.length ? [[t("Followed by"), dependencyItems(followers)]] : []),
   ];
-}
-
-/** The tasks of a batch, as links. @param {any} batch */
-export function taskNames({ tasks }) {
-  if (!tasks.length) return h("span", { class: "faint" }, "–");
-  return tasks.map((/** @type {string} */ task, /** @type {number} */ at) => [
-    at > 0 && ", ",
-    h("a", { key: task, href: address(["tasks", task]) }, breakable(task)),
-  ]);
 }
 
 const STATES = /** @type {const} */ (["succeeded", "failed", "cancelled", "skipped"]);

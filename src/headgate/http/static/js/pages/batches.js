@@ -5,11 +5,11 @@ import { command } from "../commands.js";
 import { h } from "../dom.js";
 import * as format from "../format.js";
 import { t, word } from "../language.js";
-import { badge, copyCommand, empty, frozenNote, heading, panel, tabs, when } from "../parts.js";
+import { badge, copyCommand, empty, frozenNote, heading, nameLinks, panel, tabs, when } from "../parts.js";
 import { pager } from "../pager.js";
 import { address } from "../router.js";
 import { declared, table } from "../table.js";
-import { progressBar, taskNames } from "./batch.js";
+import { progressBar } from "./batch.js";
 
 /** @type {import("../page.js").PageDefinition} */
 export const batches = {
@@ -41,7 +41,7 @@ export const batches = {
           empty: noBatches(route, isPending),
           columns: declared("batches", data.items, {
             id: (batch) => h("a", { class: "mono", href: address(["batches", batch.id]), title: batch.id }, format.shortId(batch.id)),
-            tasks: taskNames,
+            tasks: (batch) => nameLinks("tasks", batch.tasks),
             state: (batch) => badge(batch.state ?? "running", word(batch.state ?? "pending")),
             schedule: { extra: "wide-cell" },
             enqueued_at: { extra: "time-cell wide-cell" },

@@ -6,7 +6,7 @@ import { command } from "../commands.js";
 import { h } from "../dom.js";
 import * as format from "../format.js";
 import { t } from "../language.js";
-import { breakable, copyCommand, empty, heading, link, panel } from "../parts.js";
+import { breakable, copyCommand, empty, heading, link, nameLinks, panel } from "../parts.js";
 import { address } from "../router.js";
 import { busyTable, declared } from "../table.js";
 import { countedAgo } from "./overview.js";
@@ -31,16 +31,7 @@ export const tasks = {
           ...declared("tasks", data.items, {
             task: (task) => link(address(["tasks", task.task]), h("b", null, breakable(task.task))),
             queue: (task) => link(address(["queues", task.queue]), breakable(task.queue)),
-            limits: {
-              extra: "wide-cell",
-              cell: (task) =>
-                task.limits.length
-                  ? task.limits.map((/** @type {string} */ limit, /** @type {number} */ at) => [
-                      at > 0 && ", ",
-                      h("a", { key: limit, href: address(["limits", limit]) }, breakable(limit)),
-                    ])
-                  : h("span", { class: "faint" }, t("none")),
-            },
+            limits: { extra: "wide-cell", cell: (task) => nameLinks("limits", task.limits, t("none")) },
             throughput: { extra: "lead-cell", cell: (task) => throughputCell(task, { task: task.task }) },
             run_p95: { extra: "wide-cell" },
             requires: { extra: "wide-cell" },
