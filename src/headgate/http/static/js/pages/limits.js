@@ -85,28 +85,26 @@ function waitingFor(overview, status) {
   return [jobs, countedAgo(overview) && ` (${countedAgo(overview)})`];
 }
 
-/** How many keys a limit tracks, if they are in the answer. @param {any} data @param {string} limit */
-function trackedKeys(data, limit) {
-  const summary = data.limits.find((/** @type {any} */ each) => each.limit === limit);
+/** How many keys a limit tracks, if they are in the answer. @param {any} summary */
+function trackedKeys(summary) {
   if (!summary) return null;
   return [", ", summary.is_exact ? format.plural(summary.keys, "key") : t("{count} keys", { count: format.bounded(summary.keys, false) })];
 }
 
-/** How many jobs started without a limit, because its own store was unavailable. @param {any} data @param {string} limit */
-function failedOpen(data, limit) {
-  const starts = data.limits.find((/** @type {any} */ each) => each.limit === limit)?.unlimited;
-  if (!starts) return null;
+/** How many jobs started without a limit, because its own store was unavailable. @param {any} summary */
+function failedOpen(summary) {
+  if (!summary?.unlimited) return null;
   return h(
     "span",
     { class: "card-below", title: t("Its store was unavailable.") },
-    t("{starts} without this limit in 24 hours", { starts: format.plural(starts, "start") }),
+    t("{starts} without this limit in 24 hours", { starts: format.plural(summary.unlimited, "start") }),
   );
 }
 
 /** Cards of the declared limits; that of mutexes, which every app has, only while it has keys. @param {any} data */
 function declaredCards(data) {
-  const isShown = (/** @type {any} */ limit) =>
-    limit.limit !== "mutex" || data.limits.some((/** @type {any} */ each) => each.limit === "mutex");
+  const summaries = new Map(data.limits.map((/** @type {any} */ each) => [each.limit, each]));
+  const isShown = (/** @type {any} */ each) => each.limit !== "mutex" || summaries.has("mutex");
   return h(
     "div",
     { class: "cards", key: "declared" },
@@ -125,8 +123,8 @@ function declaredCards(data) {
           isPaused && h("span", { class: "badge state-paused" }, t("paused")),
         ),
         h("span", { class: "card-rule" }, ruleLabel(status?.rule ?? each.rule)),
-        h("span", { class: "card-below faint" }, waitingFor(data.overview, status), trackedKeys(data, each.limit)),
-        failedOpen(data, each.limit),
+        h("span", { class: "card-below faint" }, waitingFor(data.overview, status), trackedKeys(summaries.get(each.limit))),
+        failedOpen(summaries.get(each.limit)),
       );
     }),
   );
