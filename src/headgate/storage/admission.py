@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Mapping, Sequence, Set
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
 import msgspec
@@ -232,9 +232,9 @@ class Rejection(NamedTuple):
 class LaneView(msgspec.Struct):
     """A lane during one claim: its buckets, the demands of its first ready jobs, and how many jobs were admitted.
 
-    A demand of None is for a start of cost 1 in each bucket and no permit. A lane that meets a closed bucket goes
-    `behind` it. A lane that `discards` its jobs goes on without the job that met it, one of the `rejected`, and does
-    not close the bucket for other lanes; it waits only for a fetch from another store, and for a rule that raises.
+    It waits `since` a limit time. A demand of None is for a start of cost 1 in each bucket and no permit. A lane that
+    meets a closed bucket goes `behind` it. One that `discards` its jobs goes on without the job that met it, one of the
+    `rejected`, and does not close the bucket for others; it waits only for a fetch, and for a rule that raises.
 
     `virtual_time` is that of its key in a fair queue, which each start raises by `step`; 0 in other queues. With keys
     of two levels it is that within its `group`. A lane is `complete` if all its ready jobs were read.
@@ -248,6 +248,7 @@ class LaneView(msgspec.Struct):
     buckets: Sequence[BucketView]
     demands: list[Demand | None]
     discards: bool = False
+    since: int = 0
     virtual_time: int = 0
     step: int = 0
     group: TurnGroup | None = None
@@ -328,13 +329,14 @@ def gated_share(free: FreeSlots, ungated_ready: int) -> int:
 def admit(lanes: Sequence[LaneView], shares: Mapping[str, int], now: int) -> None:
     """Decide how many jobs of each lane start at limit time `now`, and write the decision into lanes and buckets.
 
-    `lanes` are in the order of their turns; `shares` is how many gated jobs each queue may start.
+    `shares` is how many gated jobs each queue may start. Lanes take turns, those that wait the longest first; those of
+    fair queues are in the order of their virtual times.
     """
     left = dict(shares)
     fair = [lane for lane in lanes if lane.step]
     if fair:
         _admit_by_virtual_time(fair, left, now)
-    turns = deque(lane for lane in lanes if lane.demands and not lane.step)
+    turns = deque(sorted((lane for lane in lanes if lane.demands and not lane.step), key=attrgetter("since")))
     while turns:
         lane = turns.popleft()
         free = left[lane.queue]

@@ -273,6 +273,23 @@ class JobsConformance(Conformance):
         (known,) = await store_user.add(buckets=[("api", "globex")])
         assert await store_user.take_ids(3) == [known]
 
+    async def test_a_lane_of_unknown_jobs_gives_no_other_queue_the_starts_of_those_behind_it(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        """The fault: while another queue had jobs under the same limit, no job behind that lane started."""
+        store_user.rules = {"api": strict(2, per=1), "tenant": strict(100)}
+        await store_user.add(4, task="unknown", buckets=[("tenant", "a"), ("api", "")])
+        known = await store_user.add(4, buckets=[("tenant", "b"), ("api", "")])
+        await store_user.add(40, queue="other", buckets=[("tenant", "c"), ("api", "")])
+        found: list[str] = []
+        for _ in range(8):
+            jobs = await store_user.take(4, queues=("default", "other"))
+            found += [job.id for job in jobs]
+            await store_user.succeed(*jobs)
+            clock.advance(1)
+        assert len(found) == 16
+        assert set(known) <= set(found)
+
     async def test_a_node_that_has_the_task_takes_the_jobs_that_another_skipped(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(100)}
         for buckets in ((), (("api", "acme"),)):

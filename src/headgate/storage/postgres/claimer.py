@@ -280,7 +280,7 @@ class Claimer:
 
         one = SnapshotClaim(tx, claim, self._live, snapshot, self._locked)
         began = self._clock.monotonic()
-        claimed = await one.run(read_again, self._dropped)
+        claimed = await one.run(read_again)
         took = self._clock.monotonic() - began
         self._merge_time = max(LEAST_MERGE_TIME, took // MERGE_SHARE) if claimed.jobs else MERGE_TIME
         if not row.has_expired and _is_full(claim, claimed) and one.leaves_work():
@@ -321,7 +321,7 @@ class Claimer:
             tx = PostgresTransaction(session, self._time, self._clock)
             tx.now, tx.limit_now = snapshot.now, snapshot.limit_now
             one = SnapshotClaim(tx, claim, self._live, snapshot, self._locked)
-            return await one.run(read_again, self._dropped), one.leaves_work()
+            return await one.run(read_again), one.leaves_work()
 
         try:
             claimed, leaves_work = await self._database.run(take)

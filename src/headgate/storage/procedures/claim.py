@@ -53,7 +53,7 @@ from headgate.storage.procedures.claim_snapshot import (
 )
 from headgate.storage.procedures.claim_writes import BucketsNeeded, ClaimConflict, ClaimWriter, SkippedJobs
 from headgate.storage.procedures.fair_lines import FairLines
-from headgate.storage.records import Claim, Claimed, Dropped
+from headgate.storage.records import Claim, Claimed
 from headgate.storage.stored_rows import RowDecoder, bucket_id
 
 SOON = SECOND // 50
@@ -76,6 +76,10 @@ STATEMENTS = (
 
 TRIES = 5
 """How often a claim is tried, if concurrent transactions make it start again, before it returns no jobs."""
+
+
+class _LanesHidden(Exception):
+    """Lanes without a job that this node can start filled the page, or got slots, instead of others."""
 
 
 ReadAgain = Callable[[], Awaitable[ClaimSnapshot | None]]
@@ -126,9 +130,7 @@ async def claim_alone(tx: Transaction, request: Claim, live: CachedRules) -> Cla
     if not claim.free_slots or not found.has_joined:
         return Claimed(jobs=(), next_in=None)
     await live.refresh(tx, found.revision)
-    dropped: list[Dropped] = []
-    claimed = await SnapshotClaim(tx, claim, live, found, SkippedJobs()).run(lambda: read(known_only=True), dropped)
-    return replace(claimed, dropped=[*dropped, *claimed.dropped]) if dropped else claimed
+    return await SnapshotClaim(tx, claim, live, found, SkippedJobs()).run(lambda: read(known_only=True))
 
 
 class SnapshotClaim:
@@ -147,33 +149,23 @@ class SnapshotClaim:
         self._buckets = self._no_buckets(snapshot.limit_now)
         # Whether a queue got fewer of the shared slots than it has jobs for.
         self._is_divided = False
-        # Whether lanes that this node cannot claim from filled the page, or got slots, instead of lanes that it can.
-        self._was_hidden = False
         self._visits: dict[RowId, LaneVisit] = {}
 
-    async def run(self, read_again: ReadAgain, dropped: list[Dropped]) -> Claimed:
-        """Take jobs that may start now.
-
-        Jobs that end before a second page of lanes is read are added to `dropped`, for the caller to report.
-        """
+    async def run(self, read_again: ReadAgain) -> Claimed:
+        """Take jobs that may start now."""
         self._plan.share(await self._read_ungated())
         visits = await self._choose() if self._plan.gated_slots else []
         if self._page_is_filled_by_unknown_lanes():
             visits += await self._choose_known(read_again, visits)
-        if not visits and not self._plan.opened:
-            return await self._claim_ungated_only()
-        claimed = await self._claim_gated(visits)
-        if not self._was_hidden:
-            return claimed
-        # Lanes with tasks of another release hide the lanes after them. No job was started yet.
-        dropped += claimed.dropped
-        claimed = replace(claimed, dropped=())
-        visits = await self._choose_known(read_again, visits)
-        # What the plan has ended and met until now is reported already.
-        self._plan.begin(self._tx.now, self._tx.limit_now)
-        await self._read_ungated()
-        rest = await self._claim_gated(visits, is_first=False) if visits else await self._claim_ungated_only()
-        return combined(claimed, rest)
+        try:
+            return await self._claim_from(visits, may_be_hidden=True)
+        except _LanesHidden:
+            return await self._claim_from([*visits, *await self._choose_known(read_again, visits)])
+
+    async def _claim_from(self, visits: Sequence[LaneVisit], *, may_be_hidden: bool = False) -> Claimed:
+        if visits or self._plan.opened:
+            return await self._claim_gated(visits, may_be_hidden=may_be_hidden)
+        return await self._claim_ungated_only()
 
     def leaves_work(self) -> bool:
         """Whether the snapshot has enough work for another such claim; lanes that had their turns leave it.
@@ -272,13 +264,13 @@ class SnapshotClaim:
 
     # ---------------------------------------------------------------------------------------------- claim
 
-    async def _claim_gated(self, visits: Sequence[LaneVisit], *, is_first: bool = True) -> Claimed:
+    async def _claim_gated(self, visits: Sequence[LaneVisit], *, may_be_hidden: bool) -> Claimed:
         opened = [row.ref for row in self._snapshot.opened]
         refs = self._buckets.with_homes([*opened, *(ref for visit in visits for ref in visit.row.buckets)])
         for _ in range(TRIES):
             try:
                 async with self._tx.atomic(prepares=STATEMENTS):
-                    claimed = await self._in_transaction(visits, opened, refs, is_first=is_first)
+                    claimed = await self._in_transaction(visits, opened, refs, may_be_hidden=may_be_hidden)
             except BucketsNeeded as needed:
                 # Not inside the transaction: later locks would be out of order.
                 refs |= needed.refs
@@ -288,7 +280,7 @@ class SnapshotClaim:
         raise ClaimConflict
 
     async def _in_transaction(
-        self, visits: Sequence[LaneVisit], opened: Sequence[BucketRef], refs: set[BucketRef], *, is_first: bool
+        self, visits: Sequence[LaneVisit], opened: Sequence[BucketRef], refs: set[BucketRef], *, may_be_hidden: bool
     ) -> Claimed:
         await self._lock(refs)
         plan, buckets = self._plan, self._buckets
@@ -301,12 +293,11 @@ class SnapshotClaim:
             if any(visit.expired for visit in held) and count < (most := plan.most_heads(held)):
                 # Expired jobs took places of jobs that can start.
                 await self._read_heads(held, most)
+        is_empty = any(visit.is_empty and not visit.has_locked for visit in held)
+        if may_be_hidden and is_empty and (self._is_divided or plan.page_was_full or self._is_cut_short()):
+            raise _LanesHidden
         plan.decide(held, buckets.__getitem__)
-        empty = [visit for visit in held if visit.is_empty and not visit.has_locked]
-        may_hide = is_first and bool(empty) and (self._is_divided or plan.page_was_full or self._is_cut_short())
-        self._was_hidden = may_hide and not any(visit.taken for visit in held)
-        if not self._was_hidden:
-            await self._take_ungated()
+        await self._take_ungated()
         claimed = await self._write(refs)
         if held != visits:
             # Other transactions have locked some of them. They are still due if that was only a merge.
