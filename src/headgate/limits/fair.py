@@ -164,6 +164,8 @@ class TurnLine:
         for place, taker in enumerate(takers):
             known = place if taker.group is None else taker.group
             members.setdefault(known, []).append((taker.virtual_time, place, taker))
+        self.size = sum(map(len, members.values()))
+        """How many lanes it has at first."""
         self._groups = []
         for known, lanes in members.items():
             heapify(lanes)

@@ -329,47 +329,53 @@ def gated_share(free: FreeSlots, ungated_ready: int) -> int:
 def admit(lanes: Sequence[LaneView], shares: Mapping[str, int], now: int) -> None:
     """Decide how many jobs of each lane start at limit time `now`, and write the decision into lanes and buckets.
 
-    `shares` is how many gated jobs each queue may start. Lanes take turns, those that wait the longest first; those of
-    fair queues are in the order of their virtual times.
+    `shares` is how many gated jobs each queue may start. Lanes take turns, those that wait the longest first; a fair
+    queue takes those of all its lanes, which are in the order of their virtual times, at the place of the first one.
     """
     left = dict(shares)
-    fair = [lane for lane in lanes if lane.step]
-    if fair:
-        _admit_by_virtual_time(fair, left, now)
-    turns = deque(sorted((lane for lane in lanes if lane.demands and not lane.step), key=attrgetter("since")))
-    while turns:
-        lane = turns.popleft()
-        free = left[lane.queue]
-        for _ in range(min(lane.quantum, free, len(lane.demands) - lane.taken)):
-            if not _start_next(lane, now):
-                break
-            free -= 1
-        left[lane.queue] = free
-        if free and lane.goes_on:
+    lines: dict[str, TurnLine] = {}
+    turns: deque[LaneView | TurnLine] = deque()
+    for lane in sorted((lane for lane in lanes if lane.demands), key=attrgetter("since")):
+        if not lane.step:
             turns.append(lane)
+        elif lane.queue not in lines:
+            of_queue = (each for each in lanes if each.demands and each.step and each.queue == lane.queue)
+            turns.append(lines.setdefault(lane.queue, TurnLine(of_queue)))
+    while turns:
+        turn = turns.popleft()
+        if _start_in_line(turn, left, now) if isinstance(turn, TurnLine) else _start_in_lane(turn, left, now):
+            turns.append(turn)
 
 
-def _admit_by_virtual_time(lanes: Sequence[LaneView], left: dict[str, int], now: int) -> None:
-    """Start jobs of fair queues: always the next one of the lane with the lowest virtual time.
+def _start_in_lane(lane: LaneView, left: dict[str, int], now: int) -> bool:
+    """Start jobs of a lane in its turn; return whether it has another one."""
+    for _ in range(min(lane.quantum, left[lane.queue], len(lane.demands) - lane.taken)):
+        if not _start_next(lane, now):
+            break
+        left[lane.queue] -= 1
+    return left[lane.queue] > 0 and lane.goes_on
+
+
+def _start_in_line(line: TurnLine, left: dict[str, int], now: int) -> bool:
+    """Start jobs of a fair queue in its turn: always the next one of the lane with the lowest virtual time.
 
     If that lane has jobs that were not read, or its group other lanes, its queue starts no more: they come before the
     jobs of the others.
     """
-    line = TurnLine(lane for lane in lanes if lane.demands)
+    turns = QUANTUM * line.size
     lane: LaneView | None
-    while (lane := line.first) is not None:
+    while (lane := line.first) is not None and turns:
         if not left[lane.queue]:
             line.leave()
-            continue
-        if lane.has_more and _start_next(lane, now):
+        elif lane.has_more and _start_next(lane, now):
             left[lane.queue] -= 1
+            turns -= 1
             line.start()
-            continue
-        if lane.goes_on:
-            continue
-        hides_jobs = not lane.has_more and not lane.complete
-        if line.leave() or hides_jobs:
-            left[lane.queue] = 0
+        elif not lane.goes_on:
+            hides_jobs = not lane.has_more and not lane.complete
+            if line.leave() or hides_jobs:
+                left[lane.queue] = 0
+    return lane is not None
 
 
 def _start_next(lane: LaneView, now: int) -> bool:

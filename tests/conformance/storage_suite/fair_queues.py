@@ -14,7 +14,7 @@ from headgate.limits.limit import AnyRule
 from headgate.storage.procedures import listing
 from headgate.storage.store import Store
 from headgate.testing.manual_clock import ManualClock
-from tests.conformance.storage_suite.store_user import Conformance, StoreUser, at_once, rate
+from tests.conformance.storage_suite.store_user import Conformance, StoreUser, at_once, rate, strict
 
 ORDER = "fair:default"
 
@@ -279,6 +279,25 @@ class FairQueuesConformance(Conformance):
             clock.advance(1)
         assert found["a"] + found["b"] == 30
         assert abs(found["b"] - 24) <= 1
+
+    @pytest.mark.parametrize("order", [(), (("fair:other", "a"),)], ids=["plain", "fair"])
+    async def test_queues_take_turns_under_a_shared_limit(
+        self, store_user: StoreUser, clock: ManualClock, order: tuple[tuple[str, str], ...]
+    ) -> None:
+        """The fault: the queue with turns, or the one that has had fewer of them, started all and the other none."""
+        store_user.rules = {**turns(), "fair:other": turns()[ORDER], "partner": strict(4, per=1)}
+        if order:
+            await store_user.add(60, queue="other", buckets=order)
+            await store_user.succeed(*await store_user.take(60, queues=("other",)))
+        await store_user.add(60, queue="other", buckets=[("partner", ""), *order])
+        await add(store_user, "a", 60, ("partner", ""))
+        found: Counter[str] = Counter()
+        for _ in range(10):
+            jobs = await store_user.take(10, queues=("default", "other"))
+            found.update(job.queue for job in jobs)
+            await store_user.succeed(*jobs)
+            clock.advance(1)
+        assert found == {"default": 20, "other": 20}
 
     async def test_permits_are_returned_in_a_fair_queue(self, store_user: StoreUser) -> None:
         store_user.rules = {**turns(), "slots": at_once()}
