@@ -290,6 +290,53 @@ class JobsConformance(Conformance):
         assert len(found) == 16
         assert set(known) <= set(found)
 
+    async def test_lanes_of_unknown_jobs_block_no_other_while_another_queue_has_jobs(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        """The fault: they hid the lanes after them from all claims in which any job started, so from a busy node."""
+        store_user.rules = {"api": strict(100)}
+        for key in "ab":
+            await store_user.add(4, task="unknown", buckets=[("api", key)])
+        clock.advance(0.5)
+        hidden = await store_user.add(2, buckets=[("api", "acme")])
+        taken: list[str] = []
+        for _ in range(20):
+            busy = await store_user.add(2, queue="busy", buckets=[("api", "globex")])
+            busy += await store_user.add(1, queue="busy")
+            claimed = await store_user.claim(8, queues=("default", "busy"))
+            taken += [job.id for job in claimed.jobs if job.id not in busy]
+            assert len(claimed.jobs) in (3, 5)
+            clock.advance(0.05)
+        assert taken == hidden
+
+    async def test_what_lanes_of_unknown_jobs_hid_gets_no_more_than_the_slots_that_are_left(
+        self, store_user: StoreUser
+    ) -> None:
+        store_user.rules = {"api": strict(100)}
+        await store_user.add(3, buckets=[("api", "first")])
+        for key in "ab":
+            await store_user.add(4, task="unknown", buckets=[("api", key)])
+        for buckets in ([("api", "acme")], [("api", "globex")], []):
+            await store_user.add(9, buckets=buckets)
+        for slots in (5, 6, 7):
+            assert len(await store_user.take(slots)) == slots
+            assert len((await store_user.claim(slots)).jobs) <= slots
+
+    async def test_a_delayed_job_in_a_lane_that_unknown_jobs_hide_starts_soon_after_it_is_due(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        """The fault: an idle node did not look for it, and a sweep found it up to half a minute later."""
+        store_user.rules = {"api": strict(100)}
+        for key in "abc":
+            await store_user.add(4, task="unknown", buckets=[("api", key)])
+        late = await store_user.add_one(delay=5, buckets=[("api", "c")])
+        began = clock.now()
+        while not (claimed := await store_user.claim(4)).jobs:
+            assert claimed.next_in
+            clock.advance(claimed.next_in / SECOND)
+        assert [job.id for job in claimed.jobs] == [late]
+        assert clock.now() <= began + 6 * SECOND
+
     async def test_a_node_that_has_the_task_takes_the_jobs_that_another_skipped(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(100)}
         for buckets in ((), (("api", "acme"),)):

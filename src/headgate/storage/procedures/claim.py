@@ -32,7 +32,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from headgate.clock import SECOND
+from headgate.clock import FARTHEST, SECOND
 from headgate.jobs.identity import job_text
 from headgate.jobs.job import BucketRef
 from headgate.storage.admission import RowId
@@ -202,6 +202,8 @@ class SnapshotClaim:
         if again is None:
             raise ClaimConflict
         self._snapshot.opened, self._snapshot.due, self._snapshot.woken = again.opened, again.due, again.woken
+        # When delayed jobs of the lanes that are left out become due is not known.
+        self._snapshot.next_wake = min(again.next_wake or FARTHEST, again.now + SECOND)
         seen = {visit.row.id for visit in known}
         return [visit for visit in await self._choose(known_only=True) if visit.row.id not in seen]
 
@@ -295,7 +297,12 @@ class SnapshotClaim:
                 await self._read_heads(held, most)
         is_empty = any(visit.is_empty and not visit.has_locked for visit in held)
         if may_be_hidden and is_empty and (self._is_divided or plan.page_was_full or self._is_cut_short()):
-            raise _LanesHidden
+            # Beside jobs that may start, it reads again in a tenth of the time: to read thousands of lanes takes long.
+            since_second = plan.limit_now % SECOND
+            may_start = any(visit.heads and plan.can_start(visit.row, buckets.__getitem__, 1) for visit in held)
+            if since_second < SECOND // 10 or not may_start:
+                raise _LanesHidden
+            plan.note_wake(plan.now + SECOND - since_second)
         plan.decide(held, buckets.__getitem__)
         await self._take_ungated()
         claimed = await self._write(refs)

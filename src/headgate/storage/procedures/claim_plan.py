@@ -294,7 +294,7 @@ class ClaimPlan:
         most = self.most_heads(visits)
         count = 1
         for visit in visits:
-            count = max(count, 1 + self._can_start(visit.row, view, most - 1))
+            count = max(count, 1 + self.can_start(visit.row, view, most - 1))
             if count >= most:
                 return most
         return count
@@ -307,7 +307,7 @@ class ClaimPlan:
         least = 1 if in_turns else max(QUANTUM, -(-slots // len(rows)))
         return max(least, self.fair.most_of_one(rows, slots))
 
-    def _can_start(self, row: LaneRow, view: Callable[[BucketRef], BucketView], most: int) -> int:
+    def can_start(self, row: LaneRow, view: Callable[[BucketRef], BucketView], most: int) -> int:
         """Return how many jobs of cost 1 all buckets of the lane grant now, at most `most`."""
         if row.wait_mode:
             # These jobs are rejected instead of waiting, or share permits that one of them holds.
