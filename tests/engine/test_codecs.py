@@ -351,6 +351,74 @@ def test_a_job_that_one_node_cannot_decode_runs_on_another_meanwhile() -> None:
     run_virtual(main)
 
 
+def declare_slow(*apps: Headgate) -> None:
+    async def pay(number: int) -> int:
+        await asyncio.sleep(0.5)
+        return number
+
+    for app in apps:
+        app.queue("default", concurrency=10)
+        app.task(retry=ONCE)(pay)
+
+
+def test_a_node_without_the_key_leaves_a_backlog_to_the_one_that_has_it() -> None:
+    """The fault: it took most of the jobs each time that they came back, until their tries were used up."""
+
+    async def main(clock: VirtualClock) -> None:
+        store = MemoryStorage(clock)
+        able, unable = app_on(store, clock=clock, codec=NEW), app_on(store, clock=clock, codec=OLD)
+        declare_slow(able, unable)
+        async with able.open():
+            jobs = await able.tasks["pay"].enqueue_many([(number,) for number in range(300)])
+        async with unable, able:
+            began = clock.monotonic()
+            for number, job in enumerate(jobs[2:], 2):
+                assert await result_within(job, 600) == number
+            # 15 s of work; the first two jobs wait 30 s.
+            assert clock.monotonic() - began < 20 * SECOND
+            assert [await result_within(job, 60) for job in jobs[:2]] == [0, 1]
+            assert max([(await job.status()).attempt for job in jobs]) == 2
+            assert await store.declared_subjects() == {"pay@default"}
+
+    run_virtual(main)
+
+
+def test_single_jobs_do_not_fail_on_nodes_without_the_key_while_another_one_has_it() -> None:
+    """The fault: a job failed where a node without the key took it each time."""
+
+    async def main(clock: VirtualClock) -> None:
+        store = MemoryStorage(clock)
+        able, *unable = (app_on(store, clock=clock, codec=codec) for codec in (NEW, OLD, None))
+        declare_slow(able, *unable)
+        async with contextlib.AsyncExitStack() as nodes:
+            for app in (*unable, able):
+                await nodes.enter_async_context(app)
+            for number in range(20):
+                job = await able.tasks["pay"].enqueue(number)
+                assert await result_within(job, 300) == number
+                assert (await job.status()).attempt <= 5
+
+    run_virtual(main)
+
+
+def test_jobs_that_no_node_can_decode_wait_for_a_deploy_and_fail_in_the_end() -> None:
+    async def main(clock: VirtualClock) -> None:
+        store = MemoryStorage(clock)
+        able, *unable = (app_on(store, clock=clock, codec=codec) for codec in (NEW, OLD, None))
+        declare_slow(able, *unable)
+        async with able.open():
+            jobs = await able.tasks["pay"].enqueue_many([(number,) for number in range(100)])
+        async with unable[0], unable[1]:
+            await asyncio.sleep(60)
+            async with able:
+                assert [await result_within(job, 100) for job in jobs] == list(range(100))
+                late = await able.tasks["pay"].enqueue(7)
+            with pytest.raises(JobFailed, match="payload of task 'pay' cannot be decoded"):
+                await result_within(unable[0].job(late.id), 600)
+
+    run_virtual(main)
+
+
 def test_an_app_without_the_tasks_returns_decoded_results_with_the_codec() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)

@@ -432,6 +432,43 @@ def test_while_the_folder_is_away_jobs_wait_without_an_attempt_and_others_run() 
     run_virtual(main)
 
 
+def test_a_node_without_the_folder_leaves_a_backlog_to_the_one_that_has_it() -> None:
+    """The fault: it took nearly all jobs each time that they came back, so that they ran after 25 minutes, not 15 s."""
+
+    async def main(clock: VirtualClock) -> None:
+        store = MemoryStorage(clock)
+        url = f"memory://{uuid.uuid4()}"
+        away = Folder(url)
+        able, unable = (app_on(store, clock=clock, large_payloads=folder) for folder in (Folder(url), away))
+
+        async def echo(text: str) -> int:
+            await asyncio.sleep(0.5)
+            return len(text)
+
+        for app in (able, unable):
+            app.queue("default", concurrency=10)
+            app.task(echo)
+        async with able.open():
+            jobs = await able.tasks["echo"].enqueue_many([(LARGE,)] * 300)
+        away.is_away = True
+        async with unable, able:
+            began = clock.monotonic()
+            for job in jobs[2:]:
+                assert await result_within(job, 600) == len(LARGE)
+            # The first two jobs wait 30 s.
+            assert clock.monotonic() - began < 20 * SECOND
+            # With the folder again, both run the jobs.
+            away.is_away = False
+            assert [await result_within(job, 60) for job in jobs[:2]] == [len(LARGE)] * 2
+            jobs = await able.tasks["echo"].enqueue_many([(LARGE,)] * 100)
+            began = clock.monotonic()
+            for job in jobs:
+                assert await result_within(job, 60) == len(LARGE)
+            assert clock.monotonic() - began < 5 * SECOND
+
+    run_virtual(main)
+
+
 def test_a_result_that_the_folder_does_not_take_stays_in_the_database() -> None:
     async def main(clock: VirtualClock) -> None:
         folder = Folder()

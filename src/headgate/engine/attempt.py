@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from headgate.arguments import LONGEST
 from headgate.clock import FARTHEST, SECOND, Clock, Timer, wait_until_done
 from headgate.engine import child_messages
-from headgate.engine.attempt_store import StoreCompletion, StoreResults, TransactionRefused
+from headgate.engine.attempt_store import LeftTasks, StoreCompletion, StoreResults, TransactionRefused
 from headgate.engine.callback_runner import CallbackRunner
 from headgate.engine.charge import AttemptCharge, StartDecision, decide_start
 from headgate.engine.children import ChildCall, Children
@@ -97,6 +97,7 @@ class AttemptDependencies:
     results: StoreResults
     chunks: ChunkCalls
     holds_lease: Callable[[], bool]
+    left: LeftTasks
     move_late: Callable[[Sequence[RunningAttempt]], Awaitable[None]]
     on_linger: Callable[[RunningAttempt], None]
     around: Sequence[AroundAttempt] = ()
@@ -268,7 +269,7 @@ class RunningAttempt:
         arguments: list[Any] = []
         named: dict[str, Any] = {}
         if self.job.unreadable is not None:
-            return self._unreadable(PayloadError(f"the stored job cannot be read: {self.job.unreadable}"))
+            return await self._unreadable(PayloadError(f"the stored job cannot be read: {self.job.unreadable}"))
         origin = self.job.origin
         if origin is not None and origin.results:
             # Arguments that are results of other jobs.
@@ -280,7 +281,8 @@ class RunningAttempt:
             try:
                 arguments, named = task.payload.decode(self.job.payload)
             except PayloadError as error:
-                return self._unreadable(error)
+                return await self._unreadable(error)
+            self._dependencies.left.note_read(self.job)
         if around:
             self._context = self._new_context(AttemptContext, task.payload.by_name(arguments, named))
         enter(self.context)
@@ -326,6 +328,8 @@ class RunningAttempt:
         try:
             payload = await reading
         except FolderUnavailable as error:
+            if await self._dependencies.left.leaves(self.job, error):
+                return Snoozed(0)
             self.context.log.warning("job %s waits %d s for its payload: %s", self.job.id, FOLDER_PAUSE, error)
             return Snoozed(FOLDER_PAUSE * SECOND)
         except StorageUnavailable:
@@ -334,9 +338,10 @@ class RunningAttempt:
             self.error = error
             return FailedFinally(describe_error(error))
         except PayloadError as error:
-            return self._unreadable(error)
+            return await self._unreadable(error)
         except asyncio.CancelledError as error:
             return self._outcome_when_cancelled(error)
+        self._dependencies.left.note_read(self.job)
         self.job = replace(self.job, payload=payload)
         return None
 
@@ -565,7 +570,8 @@ class RunningAttempt:
             if self._dependencies.tracing is not None:
                 job = replace(job, headers=self._dependencies.tracing.carried(job.headers))
         except PayloadError as error:
-            return self._unreadable(error)
+            return await self._unreadable(error)
+        self._dependencies.left.note_read(self.job)
         call = ChildCall(self._dependencies.children, task.function.__module__)
         try:
             await self._shielded(in_thread(self._dependencies.pool, call.prepare))
@@ -678,7 +684,9 @@ class RunningAttempt:
             case _:
                 return Failed(described or describe_error(error))
 
-    def _unreadable(self, error: PayloadError) -> Unreadable:
+    async def _unreadable(self, error: PayloadError) -> Outcome:
+        if await self._dependencies.left.leaves(self.job, error):
+            return Snoozed(0)
         self.error = error
         # If the task's own upgrade failed, the traceback shows where.
         return Unreadable(truncated_error(error) if error.__cause__ is None else describe_error(error))

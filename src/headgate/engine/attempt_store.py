@@ -1,25 +1,37 @@
-"""What an attempt asks of the store: results that are arguments, and the completion of its job in a transaction."""
+"""What an attempt asks of the store: results that are arguments, who else may read its job, and its completion."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
+from headgate.clock import SECOND
 from headgate.engine.large_payloads import LargePayloads
+from headgate.engine.services import Services, WithServices
 from headgate.errors import AttemptLost, PayloadError, ResultUnavailable, StorageUnavailable
+from headgate.jobs.encoded import codecs_of
 from headgate.jobs.job import ClaimedJob, JobRecord, JobState
+from headgate.jobs.limit_sets import subject_of
 from headgate.storage.driver import run_to_end
 from headgate.storage.enlisting import require_blocking
 from headgate.storage.store import Store
+from headgate.storage.stored_rows import note_unreadable
 from headgate.tasks.codec import Codecs
 
 _decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 READ_AT_ONCE = 1000
 """How many jobs are read at once."""
+
+LEFT_AFTER = 3
+"""After how many unreadable jobs in a row their task is left: fewer than the tries of a job."""
+
+LEFT_FOR = 5 * SECOND
+"""How long a left task is not claimed, and other nodes for it are not looked for again (microseconds)."""
 
 
 class StoreResults:
@@ -93,6 +105,55 @@ class StoreResults:
 
 def _list(results: Sequence[msgspec.Raw]) -> msgspec.Raw:
     return msgspec.Raw(msgspec.json.encode(results))
+
+
+class LeftTasks(WithServices):
+    """Leaves a task to the other nodes that declare it, after several of its jobs in a row could not be read here.
+
+    They are counted by their codecs: a node may lack only the new one. A left task is tried again from time to time,
+    and is not declared in the row of the node until then: nodes that cannot read it must not rely on each other.
+    """
+
+    def __init__(self, services: Services, own_id: Callable[[], str], wake: Callable[[], None]) -> None:
+        super().__init__(services)
+        self._own_id, self._wake = own_id, wake
+        self._unread: Counter[tuple[str, tuple[str, ...]]] = Counter()
+        self._until: dict[str, int] = {}
+        self._alone_until: dict[str, int] = {}
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The tasks that are not to be claimed now."""
+        now = self._clock.monotonic() if self._until else 0
+        return frozenset([task for task, until in self._until.items() if now < until])
+
+    def declared(self) -> Mapping[str, Sequence[str]]:
+        """Return the tasks that the node declares in its row, by queue."""
+        limit_sets = self._registry.limit_sets()
+        return (limit_sets.only(self._registry.names - self._until.keys()) if self._until else limit_sets).tasks
+
+    def note_read(self, job: ClaimedJob) -> None:
+        """Note that the payload of a job could be read."""
+        if self._unread and self._unread.pop((job.task, codecs_of(job.payload)), 0) and self._until.pop(job.task, 0):
+            self._wake()
+
+    async def leaves(self, job: ClaimedJob, error: Exception) -> bool:
+        """Note that the payload of a job could not be read; return whether the job is left to other nodes."""
+        task, kind, now = job.task, (job.task, codecs_of(job.payload)), self._clock.monotonic()
+        self._unread[kind] += 1
+        if self._unread[kind] < LEFT_AFTER or now < self._alone_until.get(task, 0):
+            return False
+        if task not in self.names:
+            with contextlib.suppress(StorageUnavailable):
+                if subject_of(task, job.queue) not in await self._storage.declared_subjects(self._own_id()):
+                    self._until.pop(task, None)
+                    self._alone_until[task] = now + LEFT_FOR
+                    return False
+            if kind in self._unread:  # No other one was read meanwhile.
+                note_unreadable("a payload of task", task, f"{error}; its jobs are left to workers that can read them")
+                self._until[task] = now + LEFT_FOR
+                self._clock.call_at(now + LEFT_FOR, self._wake)
+        return True
 
 
 class TransactionRefused(StorageUnavailable):

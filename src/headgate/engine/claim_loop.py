@@ -134,9 +134,10 @@ class ClaimLoop(WithServices):
             # asks what was fetched from another store, in place of the limit's own rule.
             fetched = {name: FetchedStarts(remote.limit.rule) for name, remote in self._remote_limits.items()}
             self._runnable, self._rules = runnable, {**self._registry.rules, **fetched}
-        return Claim(
-            self._membership.id, free_slots, self._rules, runnable.names, runnable.limit_sets, shared, has_backlog
-        )
+        names, limit_sets = runnable.names, runnable.limit_sets
+        if left := self._attempts.left.names:
+            names, limit_sets = names - left, limit_sets.only(names - left)
+        return Claim(self._membership.id, free_slots, self._rules, names, limit_sets, shared, has_backlog)
 
     def close(self) -> None:
         """Cancel the timer of the next claim."""
@@ -172,12 +173,11 @@ class ClaimLoop(WithServices):
             owned = await self._lease.renew_until_held()
             jobs = jobs if owned is None else [job for job in jobs if owned.get(job.id) == job.fence]
         self._claim_tracker.claim_answered(asked_at)
-        self._start(jobs)
+        self._start(jobs, claim.tasks)
         self._claim_again(claim, claimed, asked_at)
         self._notices.take(claimed, claim.free_slots)
 
-    def _start(self, jobs: Sequence[ClaimedJob]) -> None:
-        runnable = self._registry.runnable(self._labels).names
+    def _start(self, jobs: Sequence[ClaimedJob], runnable: Collection[str]) -> None:
         for job in jobs:
             if self._stopping.is_set():
                 # The node was stopped during the claim.
@@ -188,7 +188,7 @@ class ClaimLoop(WithServices):
             else:
                 self._attempts.start(job)
 
-    def _changed_by_hand(self, job: ClaimedJob, runnable: frozenset[str]) -> str | None:
+    def _changed_by_hand(self, job: ClaimedJob, runnable: Collection[str]) -> str | None:
         """Return what is wrong with a job that this claim did not ask for; None if nothing.
 
         A claim takes jobs by their limit sets, and a limit set is of one task in one queue. So a job with this node's

@@ -136,7 +136,7 @@ class Node(WithServices):
             name=config.name or process_name(),
             controls=NodeControls(config.queues, config.slots),
             labels=config.labels or frozenset(),
-            tasks=lambda: services.registry.limit_sets().tasks,
+            tasks=lambda: self.attempts.left.declared(),
             release=config.release,
         )
         self._slots = Slots(config.queues, config.slots, config.weights)

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from headgate.clock import SECOND, sleep, wait_for_event
 from headgate.engine.attempt import LINGERS_AFTER, AttemptDependencies, CancelledBy, RunningAttempt
-from headgate.engine.attempt_store import StoreCompletion, StoreResults
+from headgate.engine.attempt_store import LeftTasks, StoreCompletion, StoreResults
 from headgate.engine.charge import MOVE_AGAIN, MOVES, AttemptCharge, ChargeRouter, StartDecision, takes_permit
 from headgate.engine.children import ChildBounds, Children
 from headgate.engine.chunk_calls import ChunkCalls
@@ -85,6 +85,7 @@ class RunningAttempts(WithServices):
         hooks = [hook for hook in services.registry.hooks.lifecycle if hook.scope is HookScope.CHILD]
         self._children = Children(hooks, child_bounds)
         self._resources = ResourcePool(services.clock, services.bus)
+        self.left = LeftTasks(services, lambda: recorder.node, partial(wake, slots.capacity))
         self._dependencies = AttemptDependencies(
             storage=services.storage,
             clock=services.clock,
@@ -98,6 +99,7 @@ class RunningAttempts(WithServices):
             results=StoreResults(services.storage, services.registry.codecs, large_payloads),
             chunks=ChunkCalls(services, pool, slots.most_in, self._move_late),
             holds_lease=holds_lease,
+            left=self.left,
             move_late=self._move_late,
             on_linger=self._note_lingering,
             around=services.registry.hooks.around_attempt,

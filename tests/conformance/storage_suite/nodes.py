@@ -185,6 +185,8 @@ class NodesConformance(Conformance):
         await storage.beat("node-c", tasks={"default": ["call"], "mail": ["send", "sort"]})
         await storage.beat("node-c")
         assert await storage.declared_subjects() == {"call@default", "send@mail", "sort@mail"}
+        assert await storage.declared_subjects("node-a") == {"call@default", "send@mail", "sort@mail"}
+        assert await storage.declared_subjects("node-c") == {"call@default", "send@mail"}
         await storage.beat("node-a", is_stopping=True)
         await storage.set_node("node-b", lambda controls: replace(controls, queues={"default": 0, "mail": 1}))
         assert await storage.declared_subjects() == {"send@mail", "sort@mail"}

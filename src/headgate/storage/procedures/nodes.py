@@ -236,14 +236,14 @@ async def lost_nodes(tx: Transaction, count: int) -> Sequence[LostNode]:
     return await tx.fetch(_LOST, "lost_nodes", since=tx.now - KEPT_FOR, count=count)
 
 
-async def declared_subjects(tx: Transaction) -> frozenset[str]:
-    """Return what nodes that claim declare for queues that they serve, each as `task@queue`.
+async def declared_subjects(tx: Transaction, other_than: str = "") -> frozenset[str]:
+    """Return what nodes that claim declare for queues that they serve, but for one, each as `task@queue`.
 
     What a node declares is a column of its row, so it ends with the row: as the node leaves, or is recovered.
     """
     return frozenset(
         subject_of(task, queue)
-        for each in await tx.fetch(_DECLARATIONS, "declarations")
+        for each in await tx.fetch(_DECLARATIONS, "declarations", other_than=other_than)
         for queue, tasks in each.tasks.items()
         if each.queues.get(queue)
         for task in tasks

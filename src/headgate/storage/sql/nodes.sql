@@ -88,7 +88,7 @@ ORDER BY started_at, id
 
 -- name: declarations
 -- Return the tasks that nodes declare which may claim, by queue, and the slots of these nodes; equal ones once.
-SELECT DISTINCT tasks, queues FROM headgate.node WHERE gone IS NULL AND NOT is_stopping
+SELECT DISTINCT tasks, queues FROM headgate.node WHERE gone IS NULL AND NOT is_stopping AND id <> :other_than
 
 -- part: has_arrived [postgres]
 coalesce((SELECT jobs > 0 FROM headgate.arrival WHERE id >= :arrival_floor AND jobs > 0 ORDER BY id LIMIT 1), false)
