@@ -42,6 +42,7 @@ from headgate.jobs.event import (
     TaskUnknown,
 )
 from headgate.storage.endings import poison_error
+from headgate.storage.records import NodeControls
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.engine.bad_stores import UnwritableStorage
@@ -674,6 +675,33 @@ def test_jobs_of_an_undeclared_task_wait_and_are_reported_once() -> None:
             assert len(events) == 1
         async with newer:
             assert [await job.result() for job in jobs] == ["ran"] * 3
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("is_gated", [False, True])
+def test_a_task_that_other_nodes_declare_for_another_queue_alone_is_reported(is_gated: bool) -> None:
+    """The fault: a worker of both queues was silent, although no node runs the jobs in one of them."""
+
+    async def main(clock: VirtualClock) -> None:
+        store = MemoryStorage(clock)
+        declaring, both = app_on(store, clock=clock), app_on(store, clock=clock)
+        events: list[TaskUnknown] = []
+        both.subscribe(events.append, TaskUnknown)
+        both.queue("mail")
+        limits = [StrictRate("100/s", name="api")] if is_gated else []
+
+        @declaring.task(limits=limits)
+        async def send() -> None: ...
+
+        @both.task(limits=limits)
+        async def known() -> None: ...
+
+        async with declaring.open(), both:
+            await store.join("node-mail", "mail", controls=NodeControls({"mail": 1}), tasks={"mail": ["send"]})
+            await send.enqueue()
+            await asyncio.sleep(20)
+            assert [event.task for event in events] == ["send"]
 
     run_virtual(main)
 

@@ -76,9 +76,9 @@ class BacklogMigrator(WithServices):
         """Set after the first note. A claim before it would start jobs by the rules of the release before."""
         self._published_tasks: set[str] = set()
         self._unknown_tasks: set[str] = set()
-        # Each with the queues in one of which its jobs wait.
-        self._met_tasks: set[tuple[str, tuple[str, ...]]] = set()
-        self._elsewhere: set[tuple[str, tuple[str, ...]]] = set()
+        # Each with the queue in which its jobs wait.
+        self._met_tasks: set[tuple[str, str]] = set()
+        self._elsewhere: set[tuple[str, str]] = set()
         self._unknown_limits: set[str] = set()
         self._unmovable: set[str] = set()
         self._not_yet: set[str] = set()
@@ -91,20 +91,20 @@ class BacklogMigrator(WithServices):
         self._swept_at: int | None = None
         self._sweep_soon = SWEEP_SOON
 
-    def note_task(self, task: str, queues: Iterable[str]) -> None:
-        """Publish TaskUnknown soon, once per task, unless a node of a queue declares it or only labels lack here."""
-        met = task, tuple(sorted(queues))
+    def note_task(self, task: str, queue: str) -> None:
+        """Publish TaskUnknown soon, once per task, unless a node of the queue declares it or only labels lack here."""
+        met = task, queue
         if not (task in self._unknown_tasks or met in self._elsewhere or task in self._registry.names):
             self._met_tasks.add(met)
             self._is_met.set()
 
     async def _publish_unknown(self) -> None:
-        """Publish the tasks that were met and no node of their queues declares. The others are looked at again."""
+        """Publish the tasks that were met and no node of their queue declares. The others are looked at again."""
         tasks, self._met_tasks = self._met_tasks, set()
         subjects = await self._storage.declared_subjects() if tasks else ()
-        for task, queues in sorted(tasks):
-            if any(subject_of(task, queue) in subjects for queue in queues):
-                self._elsewhere.add((task, queues))
+        for task, queue in sorted(tasks):
+            if subject_of(task, queue) in subjects:
+                self._elsewhere.add((task, queue))
             elif task not in self._unknown_tasks:
                 self._unknown_tasks.add(task)
                 self._bus.publish(TaskUnknown(at=self._clock.now(), task=task, declared=sorted(self._registry.tasks)))
@@ -192,7 +192,7 @@ class BacklogMigrator(WithServices):
             held = {limit: job.id for job in own for limit in job.held_by_batch(self._registry.rules)}
             # The jobs of a limit that another release has may start there. Once that is gone, no claim may meet them.
             elsewhere = {each.limit for each in await self._storage.settings(LIVE_FOR) if each.scope == "declared"}
-            tasks = {(job.task, (job.queue,)) for job in jobs if job.task not in self._registry.names}
+            tasks = {(job.task, job.queue) for job in jobs if job.task not in self._registry.names}
             self._met_tasks |= tasks
             await self._publish_unknown()
             # A job keeps the limits of its batch, whatever its task declares.

@@ -175,7 +175,7 @@ class ClaimLoop(WithServices):
         self._claim_tracker.claim_answered(asked_at)
         self._start(jobs, claim.tasks)
         self._claim_again(claim, claimed, asked_at)
-        self._notices.take(claimed, claim.free_slots)
+        self._notices.take(claimed)
 
     def _start(self, jobs: Sequence[ClaimedJob], runnable: Collection[str]) -> None:
         for job in jobs:
@@ -290,16 +290,16 @@ class ClaimNotices(WithServices):
         self._throttles = ThrottleLog()
         self._throttle_events = throttle_events
 
-    def take(self, claimed: Claimed, queues: Iterable[str]) -> None:
-        """Handle everything in the result of a claim from these queues but its jobs."""
+    def take(self, claimed: Claimed) -> None:
+        """Handle everything in the result of a claim but its jobs."""
         self._throttles.note_started(claimed.jobs)
         self.publish_throttled(claimed.throttled)
         if claimed.dropped:
             self._publish_dropped(claimed.dropped)
         if claimed.limit_set_mismatches or claimed.has_unknown_lanes:
             self._backlog_migrator.add_met(claimed.limit_set_mismatches, has_unknown_lanes=claimed.has_unknown_lanes)
-        for task in claimed.unknown:
-            self._backlog_migrator.note_task(task, queues)
+        for task, queue in claimed.unknown:
+            self._backlog_migrator.note_task(task, queue)
 
     def publish_throttled(self, throttled: Sequence[Throttled]) -> None:
         """Publish the closed buckets that a claim met, and what is due of those that earlier claims met."""

@@ -150,10 +150,10 @@ class Claimed(msgspec.Struct, frozen=True):
     """The jobs that the node may run now.
 
     `next_in`: microseconds until the next bucket or `run_at` opens, None if there is none. `more`: jobs may be left
-    that could start at once, so claim again when there are free slots. `unknown` are tasks of jobs that were skipped
-    because the node does not have them. `limit_set_mismatches` are the ids of jobs that were skipped because they were
-    enqueued under another limit set than the node's. `has_unknown_lanes`: lanes were skipped that use limits which the
-    node does not have.
+    that could start at once, so claim again when there are free slots. `unknown` are the tasks, with the queue, of jobs
+    that were skipped because the node does not have them. `limit_set_mismatches` are the ids of jobs that were skipped
+    because they were enqueued under another limit set than the node's. `has_unknown_lanes`: lanes were skipped that use
+    limits which the node does not have.
     """
 
     jobs: Sequence[ClaimedJob]
@@ -162,7 +162,7 @@ class Claimed(msgspec.Struct, frozen=True):
     throttled: Sequence[Throttled] = ()
     dropped: Sequence[Dropped] = ()
     needed_fetches: Sequence[NeededFetch] = ()
-    unknown: Sequence[str] = ()
+    unknown: Sequence[tuple[str, str]] = ()
     limit_set_mismatches: Sequence[str] = ()
     has_unknown_lanes: bool = False
 

@@ -255,7 +255,7 @@ class JobsConformance(Conformance):
             known = await store_user.add(2, buckets=buckets)
             claimed = await store_user.claim()
             assert [job.id for job in claimed.jobs] == known
-            assert list(claimed.unknown) == ["unknown"]
+            assert list(claimed.unknown) == [("unknown", "default")]
             assert not (await store_user.claim()).more
             assert await store_user.states(unknown_jobs) == [JobState.WAITING] * 3
 

@@ -143,7 +143,7 @@ class ClaimPlan:
         """The lines of the fair queues."""
         self.next_in_line: list[LaneRow] = []
         """The lanes of fair queues after those that were chosen."""
-        self.unknown: set[str] = set()
+        self.unknown: set[tuple[str, str]] = set()
         self.limit_set_mismatches: set[str] = set()
         self.has_unknown_lanes = False
         self.page_was_full = False
@@ -177,7 +177,7 @@ class ClaimPlan:
     def note_skipped(self, id: str, task: str, queue: str) -> None:
         """Note a job that must not start here: its task is unknown, or it was enqueued under another limit set."""
         if task not in self.claim.tasks:
-            self.unknown.add(task)
+            self.unknown.add((task, queue))
         elif self.claim.limit_sets is not None and self.claim.limit_sets.is_newest(task, queue, self.newest):
             self.limit_set_mismatches.add(id)
 
