@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+from pathlib import Path
 from urllib.parse import parse_qsl, unquote
 
 HIDDEN = "***"
@@ -49,6 +51,17 @@ def without_secrets(text: str, url: str) -> str:
     for secret in sorted(_secrets(url), key=len, reverse=True):
         text = text.replace(secret, HIDDEN)
     return text
+
+
+def missing_certificate(url: str) -> str | None:
+    """Return the option of a PostgreSQL URL, or its variable, whose file does not exist: `sslrootcert=/etc/ca.pem`."""
+    options = dict(parse_qsl(url.partition("?")[2]))
+    for option in ("sslrootcert", "sslcert", "sslkey", "sslcrl"):
+        name = option if options.get(option) else f"PG{option.upper()}"
+        path = options.get(name) or os.environ.get(name)
+        if path and not Path(path).exists():
+            return f"{name}={path}"
+    return None
 
 
 def _without_scheme(url: str) -> str:

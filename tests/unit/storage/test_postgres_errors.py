@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import asyncpg
 import asyncpg.exceptions as errors
 import pytest
@@ -128,10 +130,26 @@ def test_a_lost_connection_is_explained_in_the_words_of_the_server() -> None:
     assert str(received) == "the connection to db was lost: it had ended before the statement was sent"
 
 
-def test_a_file_that_is_missing_is_a_socket_or_a_certificate() -> None:
-    """The fault: it said "No such file or directory", and the driver does not say which."""
-    error = FileNotFoundError(2, "No such file or directory")
-    assert "there is no such socket, or no such certificate" in str(translate(error, "db", opening=True))
+@pytest.mark.parametrize("option", ["sslrootcert", "sslcert", "sslkey", "sslcrl"])
+def test_a_certificate_that_is_missing_at_the_start_is_refused_by_name(
+    option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fault: it was tried again for 5 s and called unavailable, as a socket that a server is about to make."""
+    error = FileNotFoundError(2, "No such file or directory")  # The driver does not say which.
+    here, missing = tmp_path / "here.pem", tmp_path / "missing.pem"
+    here.touch()
+    url = f"postgresql://ada:secret@host/jobs?sslmode=verify-full&{option}={missing}"
+    received = translate(error, url, opening=True)
+    assert type(received) is StorageUnusable
+    assert str(received) == f"postgresql://ada@host/jobs cannot be opened: there is no file for {option}={missing}"
+    monkeypatch.setenv(f"PG{option.upper()}", str(missing))
+    received = translate(error, "postgresql://ada@host/jobs", opening=True)
+    assert str(received).endswith(f"there is no file for PG{option.upper()}={missing}")
+    # Later it may be one that is just being renewed; and with the certificates there, it is the socket.
+    for given, opening in ((url, False), (f"postgresql:///jobs?{option}={here}", True)):
+        received = translate(error, given, opening=opening)
+        assert type(received) is StorageUnavailable
+        assert "there is no such socket or certificate" in str(received)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from headgate.storage.postgres.dialect import AnyStatement, Insertion, statement
 from headgate.storage.postgres.idle_in_transaction import ClientSilence, SilentInTransaction, server_error, was_not_sent
 from headgate.storage.postgres.lent_pool import LentPool, close_pool
 from headgate.storage.searching import SEARCH_TIMEOUT, Searches, too_long
-from headgate.urls import displayed_url, without_secrets
+from headgate.urls import displayed_url, missing_certificate, without_secrets
 
 R = TypeVar("R")
 
@@ -724,6 +724,8 @@ def translate(error: Exception, url: str, *, opening: bool = False) -> Exception
         return StorageUnusable(f"{name} cannot be opened: {text}")
     if opening and ("getpwuid()" in text or "No username set" in text):
         return StorageUnusable(f"{name} names no user, and that of this process has no name; write user@host")
+    if opening and isinstance(error, FileNotFoundError) and (missing := missing_certificate(url)):
+        return StorageUnusable(f"{name} cannot be opened: there is no file for {missing}")
     if isinstance(error, (TimeoutError, asyncio.TimeoutError)):
         return StorageUnavailable(f"{name} does not answer")
     if isinstance(error, (OSError, asyncpg.InterfaceError, asyncpg.InternalClientError)):
@@ -731,9 +733,8 @@ def translate(error: Exception, url: str, *, opening: bool = False) -> Exception
         said = server_error(error)
         if said is None and isinstance(error, asyncpg.InternalClientError) and was_not_sent(error):
             said = "it had ended before the statement was sent"
+        said = "there is no such socket or certificate" if isinstance(error, FileNotFoundError) else said
         why = without_secrets(said or str(error), url)
-        if isinstance(error, FileNotFoundError):
-            why = "there is no such socket, or no such certificate as the URL names"
         return StorageUnavailable(
             f"{name} cannot be reached: {why}" if opening else f"the connection to {name} was lost: {why}"
         )
