@@ -7,11 +7,13 @@ import gc
 import json
 import os
 import select
+import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
 import uuid
+import zipapp
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -843,6 +845,26 @@ def test_several_processes_share_the_work_and_a_killed_one_is_started_again(proj
         assert parent.wait() == 0
     for pid in (max(pids), restarted):
         wait_for_end(pid)
+
+
+@pytest.mark.slow
+def test_several_processes_run_an_app_in_an_archive_of_zipapp(tmp_path: Path) -> None:
+    """The fault: they ended with "there is no module 'shop'", which one process alone finds."""
+    folder = tmp_path / "program"
+    folder.mkdir()
+    (folder / "shop.py").write_text(f"from headgate import Headgate\napp = Headgate('sqlite:///{tmp_path}/jobs.db')\n")
+    (folder / "__main__.py").write_text("from headgate.cli.main import main\nmain()\n")
+    zipapp.create_archive(folder, tmp_path / "shop.pyz")
+    shutil.rmtree(folder)
+    command = [sys.executable, "shop.pyz", "worker", "shop:app", "--processes", "2"]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as parent:
+        try:
+            lines_until(parent, "works on")
+            lines_until(parent, "works on")
+            parent.send_signal(signal.SIGTERM)
+            assert parent.wait(timeout=patient(15)) == 0
+        finally:
+            parent.kill()
 
 
 def _meet(project: Project) -> set[int]:

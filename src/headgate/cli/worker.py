@@ -257,6 +257,8 @@ def worker(
     if (processes > 1 or reload) and not end_with_stdin:
         given = click.get_current_context().meta[GIVEN]
         command = [sys.executable, "-m", "headgate", "worker", "--end-with-stdin", *given]
+        if Path(archive := sys.path[0]).is_file():  # of zipapp: the workers look in it, too
+            os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [archive, os.environ.get("PYTHONPATH")]))
         if reload:
             raise SystemExit(asyncio.run(_watched(Reloader(command, Path.cwd()).run())))
         supervisor = Supervisor(command, processes, SystemClock(), until_done=until is not None)
