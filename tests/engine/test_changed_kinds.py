@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from headgate import FixedWindow, Headgate, RateLimit, SlidingWindow, StrictRate
+from headgate import Concurrency, DynamicWindow, FixedWindow, Headgate, RateLimit, SlidingWindow, StrictRate
+from headgate.limits.limit import Limit, changed
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.internals import app_on
@@ -20,8 +21,9 @@ KINDS = [StrictRate, RateLimit, FixedWindow, SlidingWindow]
 class Releases:
     """Releases on one store, and when their jobs started."""
 
-    def __init__(self, clock: VirtualClock) -> None:
+    def __init__(self, clock: VirtualClock, takes: float = 0) -> None:
         self.clock = clock
+        self.takes = takes
         self.store = MemoryStorage(clock)
         self.started: list[float] = []
 
@@ -33,6 +35,7 @@ class Releases:
         @app.task(name="call", limits=[] if of_queue else [limit])
         async def call(tenant: str) -> None:
             self.started.append(asyncio.get_running_loop().time())
+            await asyncio.sleep(self.takes)
 
         return app
 
@@ -97,6 +100,47 @@ def test_another_kind_that_is_set_at_run_time_gives_no_fresh_budget(before: Any,
             await releases.all_of_it_comes_later(evenly=after is RateLimit)
 
     run_virtual(main)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "most"),
+    [
+        (StrictRate("5/m", margin=0), Concurrency(2), 20),
+        (Concurrency(2), StrictRate("5/m", margin=0), 50),
+        (StrictRate("5/m", margin=0), DynamicWindow(per=60, capacity=5), 50),
+        (DynamicWindow(per=60, capacity=5), StrictRate("5/m", margin=0), 50),
+    ],
+    ids=lambda each: each.rule.describe() if isinstance(each, Limit) else None,
+)
+def test_another_sort_of_limit_is_used_fully_while_older_workers_run(before: Limit, after: Limit, most: int) -> None:
+    """The fault: each claim of an older worker closed it for a period, so that hardly any job started."""
+
+    async def main(clock: VirtualClock) -> None:
+        releases = Releases(clock, takes=60)
+        options = {"key": "{tenant}", "name": "api"}
+        async with (old := releases.release(changed(before, **options))):
+            await old.tasks["call"].enqueue_many([("acme",)] * 200)
+            await asyncio.sleep(70)
+            async with releases.release(changed(after, **options)):
+                await asyncio.sleep(120)
+                since = len(releases.started)
+                await asyncio.sleep(600)
+                assert len(releases.started) - since == most
+
+    run_virtual(main)
+
+
+def test_a_rate_and_a_dynamic_window_of_one_name_are_not_one_limit_set() -> None:
+    """The fault: workers of both releases started the jobs, each kind under a budget of its own."""
+    signatures: set[str] = set()
+    for limit in (RateLimit("5/m"), StrictRate("5/m"), DynamicWindow(per=60, capacity=5)):
+        app = Headgate("memory://")
+
+        @app.task(limits=[changed(limit, key="{tenant}", name="api")])
+        async def call(tenant: str) -> None: ...
+
+        signatures.add(call.limit_set.signature)
+    assert len(signatures) == 2
 
 
 def test_unnamed_rates_of_one_task_keep_their_names_by_their_order() -> None:

@@ -65,6 +65,10 @@ class LiveRules:
         # The longest patterns first, as they are looked up: sorted once, as there may be thousands.
         for setting in sorted(settings, key=lambda each: (-len(each.target), each.target)):
             self._limits.setdefault(setting.limit, _LimitSettings()).add(setting)
+        newest = [(limit, each.newest) for limit, each in self._limits.items()]
+        self._families = {limit: each.rule.family for limit, each in newest if each is not None and each.rule}
+        # Those of the last call: a node passes the same ones to each claim.
+        self._last_usable: tuple[Mapping[str, AnyRule], Mapping[str, AnyRule]] = {}, {}
 
     def rule(self, ref: BucketRef, declared: AnyRule) -> AnyRule:
         """Return the rule of `bucket`: that of its key, its tier, its pattern, or all.
@@ -75,12 +79,19 @@ class LiveRules:
         limit = self._limits.get(ref.limit)
         if limit is None:
             return declared
-        real = declared.real if isinstance(declared, FetchedStarts) else declared
-        found = limit.rule(ref.key, real.family)
+        found = limit.rule(ref.key, _family(declared))
         if found is None:
             return declared
         # Its starts are fetched from where those of the declared rule are.
-        return found if real is declared else FetchedStarts(found)
+        return FetchedStarts(found) if isinstance(declared, FetchedStarts) else found
+
+    def usable(self, rules: Mapping[str, AnyRule]) -> Mapping[str, AnyRule]:
+        """Return the rules, without limits that the newest release declares as another family: other states."""
+        if self._last_usable[0] is not rules:
+            other = {name for name, found in self._families.items() if name in rules and _family(rules[name]) != found}
+            usable = {name: rule for name, rule in rules.items() if name not in other} if other else rules
+            self._last_usable = rules, usable
+        return self._last_usable[1]
 
     def is_paused(self, ref: BucketRef) -> bool:
         """Whether nothing may start on the bucket until it is resumed."""
@@ -97,12 +108,16 @@ class LiveRules:
         return None if limit is None else limit.setting(ref.key, None if declared is None else declared.family)
 
 
+def _family(rule: AnyRule) -> str:
+    return (rule.real if isinstance(rule, FetchedStarts) else rule).family
+
+
 class _LimitSettings:
     """The settings of one limit. A longer pattern is more specific than a shorter one."""
 
     def __init__(self) -> None:
         self._all: _Setting | None = None
-        self._newest: _Setting | None = None
+        self.newest: _Setting | None = None
         self._keys: dict[str, _Setting] = {}
         self._tiers: dict[str, _Setting] = {}
         self._patterns: dict[str, _Setting] = {}
@@ -115,7 +130,7 @@ class _LimitSettings:
             case "all":
                 self._all = made
             case "declared":
-                self._newest = made
+                self.newest = made
             case "key":
                 self._keys[setting.target] = made
             case "tier":
@@ -153,8 +168,8 @@ class _LimitSettings:
                 yield setting
         if self._all is not None:
             yield self._all
-        if and_newest and self._newest is not None:
-            yield self._newest
+        if and_newest and self.newest is not None:
+            yield self.newest
 
 
 class _Setting:

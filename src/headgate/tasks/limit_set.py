@@ -179,6 +179,8 @@ class LimitSet:
                 limit.limit.on_missing_key,
                 # As before without it, so that waiting jobs keep their limit set.
                 *(() if limit.calls is None else (limit.calls.size,)),
+                # A rate under the same name counts in other buckets. Permits differ by `holding`.
+                *((limit.limit.rule.family,) if limit.limit.rule.shares_state else ()),
             )
             for limit in self.limits
         ]

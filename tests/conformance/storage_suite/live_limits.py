@@ -14,9 +14,11 @@ from headgate.clock import SECOND
 from headgate.errors import DeclarationError, LimitInUse, LimitRejected, StorageUnavailable
 from headgate.jobs.audit import AuditFilter
 from headgate.jobs.job import BucketRef, JobState
+from headgate.jobs.limit_sets import LIMIT_SUBJECT
 from headgate.limits.bucket_store import Bucket
 from headgate.limits.fixed_window import FixedWindow
 from headgate.limits.key import bucket_key
+from headgate.limits.kinds import dump_rule
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import NEVER
 from headgate.limits.sliding_window import SlidingWindow
@@ -137,6 +139,25 @@ class LiveLimitsConformance(Conformance):
         await store_user.set("api", strict(3))
         store_user.rules = {"api": strict(9)}
         assert len(await store_user.take()) == 3
+
+    @pytest.mark.parametrize("older", [strict(2), shared(2)], ids=["strict", "shared"])
+    async def test_claims_and_corrections_of_an_older_release_leave_the_state_of_another_sort_of_limit(
+        self, store_user: StoreUser, older: AnyRule
+    ) -> None:
+        """The fault: each such claim replaced the state, so the keys of the newest release stayed closed."""
+        store_user.rules = {"api": at_once(2)}
+        await store_user.storage.note_limit_sets({f"{LIMIT_SUBJECT}api": dump_rule(at_once(2))})
+        ids = await store_user.add(6, buckets=API)
+        jobs = await store_user.take()
+        for done in range(4):
+            assert [job.id for job in jobs] == ids[: 2 + done]
+            await store_user.succeed(jobs[done])
+            assert await store_user.take(rules={"api": older}) == []
+            at = store_user.storage.limit_now()
+            await store_user.storage.amend([Amendment(ACME, at, 1, at, 0)], {"api": older})
+            jobs += await store_user.take()
+        assert [job.id for job in jobs] == ids
+        assert await store_user.storage.check() == []
 
     async def test_the_most_specific_setting_wins(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(1)}

@@ -241,7 +241,7 @@ class Claimer:
 
     async def _claim(self, session: Session, request: Claim) -> Claimed:
         # Those that are paused as of the last snapshot.
-        claim = request.without(self._paused)
+        claim = replace(request.without(self._paused), rules=self._live.rules.usable(request.rules))
         self.low_watermarks.begin()
         self._locked.begin()
         tx = PostgresTransaction(session, self._time, self._clock)
@@ -270,6 +270,8 @@ class Claimer:
             return Claimed(jobs=(), next_in=None)
         tx.now, tx.limit_now = snapshot.now, snapshot.limit_now
         await self._live.refresh(tx, snapshot.revision)
+        if self._live.rules.usable(request.rules) != claim.rules:
+            raise ClaimConflict
         if row.has_expired:
             self._dropped += await self._expire(tx.session, claim)
 
@@ -307,7 +309,7 @@ class Claimer:
         last, self._last_snapshot = self._last_snapshot, None
         if last is None or self._is_merge_due() or self.low_watermarks.sweeps_in == 0:
             return None
-        claim = request.without(self._paused)
+        claim = replace(request.without(self._paused), rules=self._live.rules.usable(request.rules))
         snapshot = last.later(claim, self._clock.monotonic())
         if snapshot is None:
             return None

@@ -116,7 +116,7 @@ _TURN_GROUPS = RowDecoder(TurnGroupRow, "turn group")
 
 async def claim_alone(tx: Transaction, request: Claim, live: CachedRules) -> Claimed:
     """Take jobs that may start now, in the open transaction of the one writer."""
-    claim = request
+    claim = replace(request, rules=live.rules.usable(request.rules))
 
     async def read(*, known_only: bool) -> ClaimSnapshot:
         values = {"now": tx.now, "limit_now": tx.limit_now}
@@ -125,11 +125,14 @@ async def claim_alone(tx: Transaction, request: Claim, live: CachedRules) -> Cla
 
     found = await read(known_only=False)
     # The snapshot has no lanes of paused queues.
-    claim = request.without(found.paused)
+    claim = claim.without(found.paused)
     # A node that was declared dead must not own jobs: no other node would take them back.
     if not claim.free_slots or not found.has_joined:
         return Claimed(jobs=(), next_in=None)
     await live.refresh(tx, found.revision)
+    if live.rules.usable(request.rules) != claim.rules:
+        # The snapshot has buckets of limits that are of another release by now, or lacks those of this one.
+        return await claim_alone(tx, request, live)
     return await SnapshotClaim(tx, claim, live, found, SkippedJobs()).run(lambda: read(known_only=True))
 
 

@@ -153,9 +153,10 @@ async def finish(
         return {}
     by_attempt = {(ending.id, ending.fence): ending for ending in endings if ending.id not in held}
     running = await still_running(tx, node, by_attempt)
-    corrected = {each.ref for attempt in running for each in by_attempt[attempt].corrections if each.ref.limit in rules}
-    if corrected:
+    if any(by_attempt[attempt].corrections for attempt in running):
         await live.refresh(tx)
+        rules = live.rules.usable(rules)
+    corrected = {each.ref for attempt in running for each in by_attempt[attempt].corrections if each.ref.limit in rules}
     beside = _buckets_to_lock(tx, running, by_attempt)
     buckets = await lock_views(tx, corrected, rules, live.rules, beside=beside)
     jobs = {attempt: job for attempt, job in (await lock_attempts(tx, node, running)).items() if attempt in by_attempt}

@@ -37,6 +37,7 @@ async def amend(
 ) -> None:
     """As `Store.amend`."""
     await live.refresh(tx)
+    rules = live.rules.usable(rules)
     known = [amendment for amendment in amendments if amendment.ref.limit in rules]
     buckets = await lock_views(tx, [amendment.ref for amendment in known], rules, live.rules)
     await amend_starts(tx, buckets, known)
@@ -50,6 +51,7 @@ async def move_starts(
     Where a start counts now is read from the row of the job: the reply of an earlier move may be lost.
     """
     await live.refresh(tx)
+    rules = live.rules.usable(rules)
     known = {(start.id, start.fence): start for start in starts}
     running = await still_running(tx, node, known)
     buckets = await lock_views(
@@ -142,7 +144,7 @@ async def edit_setting(
     else:
         await tx.execute("set_limit", **where, rule=becomes.rule, is_paused=becomes.is_paused, tier=becomes.tier)
     await tx.execute("next_revision")
-    await _reopen_for(tx, becomes)
+    await reopen_limit(tx, becomes.limit, becomes.target if becomes.scope == "key" else None)
     await add_audit_record(tx, audit_record)
     return becomes
 
@@ -151,7 +153,7 @@ async def reopen(tx: Transaction, setting: LimitSetting) -> None:
     """Let the next claims visit the lanes that wait for a limit, under the new setting."""
     # A running claim under the old rules may be about to close a bucket.
     await tx.values("lock_nodes")
-    await _reopen_for(tx, setting)
+    await reopen_limit(tx, setting.limit, setting.target if setting.scope == "key" else None)
 
 
 async def penalize(tx: Transaction, ref: BucketRef, until: int, *, audit_record: AuditRecord | None = None) -> None:
@@ -196,10 +198,6 @@ async def forget(tx: Transaction, limit: str, *, audit_record: AuditRecord | Non
         await tx.execute("next_revision")
         await add_audit_record(tx, audit_record)
     return forgotten > 0
-
-
-async def _reopen_for(tx: Transaction, setting: LimitSetting) -> None:
-    await reopen_limit(tx, setting.limit, setting.target if setting.scope == "key" else None)
 
 
 async def reopen_limit(tx: Transaction, limit: str, key: str | None = None) -> None:
