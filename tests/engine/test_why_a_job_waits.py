@@ -486,6 +486,53 @@ def test_no_start_is_predicted_for_a_limit_whose_own_store_does_not_answer() -> 
     run_virtual(main)
 
 
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_no_job_waits_for_a_permit_that_nobody_holds(is_remote: bool) -> None:
+    """The fault: "starts when a permit is returned", of the fourth behind a rate, or of the second in Redis."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        store = MemoryBuckets(clock) if is_remote else None
+        rate, slots = StrictRate("2/m", name="api", margin=0, store=store), Concurrency(3, name="slots")
+
+        @app.task(name="both", limits=[slots, rate])
+        async def both() -> None: ...
+
+        @app.task(name="one", limits=[rate])
+        async def one() -> None: ...
+
+        async with app:
+            for task in (both, one):
+                jobs = await task.enqueue_many([()] * 10)
+                await asyncio.sleep(5)
+                waiting = [job for job in jobs if (await job.status()).state is JobState.WAITING]
+                assert len(waiting) >= 8
+                for job in waiting:
+                    explained = await app.admin.explain(job.id)
+                    assert explained.reason.startswith("it waits for limit 'api' (2/m)")
+                    assert "permit" not in explained.reason
+                    assert explained.status.predicted_start is not None or is_remote
+                last = (await app.admin.explain(jobs[-1].id)).reason
+                assert "the next starts " in last if is_remote else "runs about " in last
+
+    run_virtual(main)
+
+
+def test_a_job_waits_for_permits_that_the_jobs_before_it_take() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        @app.task(limits=[Concurrency(3, name="slots"), StrictRate("100/m", name="api")])
+        async def call() -> None: ...
+
+        async with app.open():
+            jobs = await call.enqueue_many([()] * 4)
+            assert (await jobs[2].status()).waits_for is None
+            assert (await jobs[3].status()).waits_for == ("slots", "")
+
+    run_virtual(main)
+
+
 def test_the_end_of_a_penalty_returns_no_permit() -> None:
     """The fault: a limit whose permits are held opened when its penalty was over."""
 

@@ -195,6 +195,8 @@ def _limit_reason(status: JobStatus, limits: Sequence[BucketStatus], now: dateti
         when = f"runs about {_when(status.predicted_start, now)}"
     elif info is None or info.rule is None:
         when = "this program does not declare the limit, so it cannot predict the start"
+    elif info.next_slot_at is not None and not holders:
+        when = f"the next starts {_when(info.next_slot_at, now)}; its own store does not say when those after it start"
     else:
         when = f"starts when a permit is returned{f': held by {describe_holders(holders)}' if holders else ''}"
     before = f"; limits delayed {counted(status.deferrals, 'start')} of it before" if status.deferrals else ""

@@ -33,21 +33,27 @@ class Prediction(NamedTuple):
 
 
 def predict(position: QueuePosition, rules: Mapping[str, AnyRule], live: LiveRules, now: int) -> Prediction:
-    """Return when the limits let the job at this position start, if nothing else changes and a slot is free."""
-    latest = Prediction(now, None)
-    for index, record in enumerate(position.buckets):
+    """Return when the limits let the job at this position start, if nothing else changes and a slot is free.
+
+    Permits that are free now, and that the jobs ahead take, are returned in time if another limit delays them.
+    """
+    latest, permits = Prediction(now, None), None
+    for index, record in sorted(enumerate(position.buckets), key=lambda each: each[1].ref != position.behind):
         declared = rules.get(record.ref.limit)
         if declared is None or live.is_paused(record.ref):
             return Prediction(None, record.ref)
         rule = live.rule(record.ref, declared)
         starts_at = _opens_for(position, index, record, rule, now, _ahead(position, index, record))
+        if rule.holds_permits and starts_at >= NEVER > _opens_for(position, index, record, rule, now, 0):
+            permits = record.ref
+            continue
         is_flawed = starts_at > now and not is_balance(record.state) and _view(record, rule, now).is_flawed(now)
         if starts_at >= NEVER:
             return Prediction(None, record.ref, is_flawed=is_flawed)
         if latest.starts_at is not None and starts_at > latest.starts_at:
             opens_at = None if rule.holds_permits else _opens_for(position, index, record, rule, now, 0)
             latest = Prediction(starts_at, record.ref, opens_at, is_flawed)
-    return latest
+    return latest if permits is None or latest.waits_for is not None else Prediction(None, permits)
 
 
 def predict_clear(bucket: BucketRecord, rule: AnyRule, now: int, cost: int = 1, call: int = 1) -> int | None:
