@@ -363,7 +363,7 @@ class StorageModel:
                     job.error = ending.error
                 if ending.closed_for is not None:
                     for ref in job.new.buckets:
-                        if job.holding(ref) is None:
+                        if job.holding(ref) is None and not self.rules[ref.limit].orders_turns:
                             self.penalize(ref, now + ending.closed_for)
                 self._wait_or_cancel(job, wall, ending.run_at)
         self.settle(wall)
@@ -756,13 +756,14 @@ class StorageModel:
             gated = sum(1 for job in jobs if job.gated)
             assert len(jobs) <= free.slots
             assert gated <= gated_share(free, ungated_ready[queue])
+        assert claim.shared_slots is None or len(claimed.jobs) <= claim.shared_slots
 
     def _judge_idleness(self, claim: Claim, claimed: Claimed, wall: int, now: int) -> None:
         """Check that no job is left that could start now, unless the claim says that there are more."""
         waits: list[int] = []
         for (queue, buckets, discards, _), jobs in self._lines(claim, wall).items():
             started = sum(1 for job in claimed.jobs if job.queue == queue)
-            if started >= claim.free_slots[queue].slots:
+            if started >= claim.free_slots[queue].slots or len(claimed.jobs) == claim.shared_slots:
                 continue
             head = jobs[0]
             assert buckets, f"{head.new.id} could have started"
@@ -798,7 +799,7 @@ class StorageModel:
         """No bucket has started more than its rule may in any stretch of time, by looking at all of them."""
         for ref, bucket in self.buckets.items():
             rule = self.rules[ref.limit]
-            if bucket.is_steered or ref.limit in self.steered:
+            if bucket.is_steered or ref.limit in self.steered or rule.orders_turns:
                 continue
             if isinstance(rule, Semaphore):
                 assert bucket.held <= rule.count, f"{ref} is held by {bucket.holders}"

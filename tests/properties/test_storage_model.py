@@ -37,6 +37,8 @@ from headgate.jobs.lifecycle import Charge, Correction, Ending, Finished, Return
 from headgate.jobs.query import JobFilter
 from headgate.jobs.terms import LimitTerms, PermitTerms
 from headgate.limits.concurrency import Concurrency, load_permits
+from headgate.limits.fair import PREFIX, FairOrder
+from headgate.limits.key import BETWEEN_LEVELS
 from headgate.limits.kinds import dump_rule
 from headgate.limits.limit import HoldUntil
 from headgate.limits.rate_limit import RateLimit
@@ -65,6 +67,11 @@ RULES: dict[str, Any] = {
     "mutex": Concurrency(1).rule,
     "slots": Concurrency(3).rule,
 }
+FAIR = PREFIX + "left"
+KNOWN: dict[str, Any] = {**RULES, FAIR: FairOrder("{0}", {"acme": 3}).rule}
+"""With the order of the fair queue, which is no limit that anybody steers."""
+FAIR_KEYS = (None, "acme", "globex", f"acme{BETWEEN_LEVELS}one", f"acme{BETWEEN_LEVELS}two", f"initech{BETWEEN_LEVELS}")
+"""None, as of a release in which the queue was not fair: of one level, and of two."""
 MIXED = frozenset({"tokens", "slots"})
 PERMITS = frozenset({"mutex", "slots"})
 STRICT, PACED, SHARED, TOKENS, MUTEX, SLOTS = (
@@ -145,6 +152,9 @@ RARE = [
 ]
 
 queues = st.sets(st.sampled_from(QUEUES), min_size=1)
+FREE_SLOTS = st.builds(
+    FreeSlots, st.integers(0, 8), st.booleans(), held=st.integers(0, 3), weight=st.sampled_from([1, 1, 4])
+)
 waits = st.sampled_from([0, 1, SECOND, 3 * SECOND, 10 * SECOND, 60 * SECOND])
 
 
@@ -167,7 +177,7 @@ def jobs_to_add(draw: st.DrawFn) -> list[dict[str, Any]]:
         cancels=draw(st.booleans()),
         skips=draw(st.sampled_from([False, False, True])),
     )
-    return [
+    options: list[dict[str, Any]] = [
         {
             "buckets": buckets,
             "queue": draw(st.sampled_from(QUEUES)),
@@ -175,6 +185,7 @@ def jobs_to_add(draw: st.DrawFn) -> list[dict[str, Any]]:
             "priority": draw(st.sampled_from([0, 0, 0, 1, 9])),
             "delay": draw(st.sampled_from([None, None, None, 0, SECOND, 10 * SECOND])),
             "lifetime": draw(st.sampled_from([None, None, None, 2 * SECOND, 20 * SECOND])),
+            "fair_key": draw(st.sampled_from(FAIR_KEYS)),
             "cost": draw(st.sampled_from([1, 2, 4, 5, 6])),
             "places": draw(st.sampled_from([1, 1, 2, 3, 4])),
             "terms": terms,
@@ -186,10 +197,21 @@ def jobs_to_add(draw: st.DrawFn) -> list[dict[str, Any]]:
         }
         for _ in range(draw(st.integers(1, 6)))
     ]
+    return [with_turns(option) if option["queue"] == "left" else option for option in options]
+
+
+def with_turns(option: dict[str, Any]) -> dict[str, Any]:
+    """The options of a job of the fair queue."""
+    if (key := option["fair_key"]) is None:
+        return option
+    terms = option["terms"]
+    holds = (*terms.holds, None) if terms.holds else ()
+    buckets = (*option["buckets"], BucketRef(FAIR, key))
+    return {**option, "buckets": buckets, "terms": replace(terms, holds=holds)}
 
 
 def costs_of(option: dict[str, Any]) -> dict[str, int]:
-    return {**dict.fromkeys(RULES, 1), "tokens": option["cost"], "slots": option["places"]}
+    return {**dict.fromkeys(KNOWN, 1), "tokens": option["cost"], "slots": option["places"]}
 
 
 def held_by(batch: str, job: NewJob) -> NewJob:
@@ -215,7 +237,7 @@ class StorageMachine(RuleBasedStateMachine):
         self.scope = type(self).open_store(self.clock)
         self.store = self.scope.__enter__()
         self.run(self.store.open())
-        self.model = StorageModel(RULES, MIXED)
+        self.model = StorageModel(KNOWN, MIXED)
         self.ids = IdSource(producer=1)
         self.late: list[tuple[str, Ending]] = []
         self.charges: dict[tuple[str, int], Charge] = {}
@@ -315,17 +337,17 @@ class StorageMachine(RuleBasedStateMachine):
     @rule(
         node=st.sampled_from(NODES),
         asked=queues,
-        slots=st.integers(0, 8),
-        gated_first=st.booleans(),
-        unknown_limit=st.sampled_from([None, None, None, "paced", "shared"]),
+        free=st.fixed_dictionaries(dict.fromkeys(QUEUES, FREE_SLOTS)),
+        shared_slots=st.one_of(st.none(), st.integers(1, 8)),
+        unknown_limit=st.sampled_from([None, None, None, "paced", "shared", FAIR]),
         knows_rare=st.booleans(),
     )
     def claim(
         self,
         node: str,
         asked: set[str],
-        slots: int,
-        gated_first: bool,
+        free: dict[str, FreeSlots],
+        shared_slots: int | None,
         unknown_limit: str | None,
         knows_rare: bool,
     ) -> None:
@@ -334,9 +356,10 @@ class StorageMachine(RuleBasedStateMachine):
         self.claim_and_judge(
             Claim(
                 node,
-                {queue: FreeSlots(slots, gated_first) for queue in sorted(asked)},
-                {name: known for name, known in RULES.items() if name != unknown_limit},
+                {queue: free[queue] for queue in sorted(asked)},
+                {name: known for name, known in KNOWN.items() if name != unknown_limit},
                 frozenset({"work", "rare"} if knows_rare else {"work"}),
+                shared_slots=shared_slots,
             )
         )
 
@@ -356,7 +379,7 @@ class StorageMachine(RuleBasedStateMachine):
             if node is None:
                 return
             claimed = self.claim_and_judge(
-                Claim(node, dict.fromkeys(QUEUES, FreeSlots(slots)), RULES, frozenset({"work", "rare"}))
+                Claim(node, dict.fromkeys(QUEUES, FreeSlots(slots)), KNOWN, frozenset({"work", "rare"}))
             )
             if not claimed.more:
                 return
@@ -373,7 +396,7 @@ class StorageMachine(RuleBasedStateMachine):
             assert job.node is not None
             by_node.setdefault(job.node, []).append(self.draw_ending(data, job, wait))
         for node, endings in by_node.items():
-            written = self.run(self.store.finish(node, endings, RULES))
+            written = self.run(self.store.finish(node, endings, KNOWN))
             wall, now = self.clock.now(), self.store.limit_now()
             assert list(written) == [self.model.finish(node, ending, wall, now) for ending in endings]
             self.late += [(node, ending) for ending in endings]
@@ -419,7 +442,7 @@ class StorageMachine(RuleBasedStateMachine):
         node, ending = data.draw(st.sampled_from(self.late))
         if foreign:
             node = NODES[1 - NODES.index(node)]
-        written = self.run(self.store.finish(node, [ending], RULES))
+        written = self.run(self.store.finish(node, [ending], KNOWN))
         expected = self.model.finish(node, ending, self.clock.now(), self.store.limit_now())
         assert list(written) == [expected]
         assert not (foreign and expected)
@@ -542,7 +565,7 @@ class StorageMachine(RuleBasedStateMachine):
         rates = [ref for ref in costs if ref.limit not in PERMITS]
         settled = rates if refund or not rates else [data.draw(st.sampled_from(rates))]
         amendments = [Amendment(ref, at, costs[ref], at, 0 if refund else actual) for ref in settled]
-        self.run(self.store.amend(amendments, RULES))
+        self.run(self.store.amend(amendments, KNOWN))
         for amendment in amendments:
             self.model.amend(amendment)
             costs[amendment.ref] = amendment.actual
@@ -598,7 +621,7 @@ class StorageMachine(RuleBasedStateMachine):
         for node in NODES:
             if node not in self.model.nodes:
                 self.join(node)
-        claim = Claim(NODES[0], dict.fromkeys(QUEUES, FreeSlots(6)), RULES, frozenset({"work", "rare"}))
+        claim = Claim(NODES[0], dict.fromkeys(QUEUES, FreeSlots(6)), KNOWN, frozenset({"work", "rare"}))
         for _ in range(400):
             for job in list(self.model.jobs.values()):
                 if job.state is JobState.FAILED and job.held and self.model.may_be_retried(job):
