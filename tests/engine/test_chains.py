@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any, cast
@@ -25,7 +26,7 @@ from headgate import (
     chain,
     current_job,
 )
-from headgate.admin import JobQuery
+from headgate.admin import BulkResult, JobQuery
 from headgate.jobs.event import Event, JobEnqueued
 from headgate.storage.store import Store
 from headgate.testing.virtual_time import VirtualClock, run_virtual
@@ -213,6 +214,33 @@ async def test_a_change_of_many_counts_the_jobs_that_change_with_what_they_follo
         purged = await app.admin.queues.purge("default")
         assert (purged.changed, purged.refused) == (90, {})
         assert (await app.admin.audit_log(kind="queue"))[0].detail == "90 waiting jobs cancelled"
+
+
+async def test_changes_of_many_at_the_same_time_count_each_job_once(make_app: MakeApp) -> None:
+    """The fault: two cancellations of 300 jobs at once each counted 300, and so did the other verbs but `purge`."""
+    app = make_app()
+
+    @app.task
+    async def work() -> None: ...
+
+    async with app.open(), make_app().open() as other:
+        later, admins = work.using(delay=3600), (app.admin, other.admin)
+        await later.enqueue_many([()] * 60)
+        grouped = await batch([later.call() for _ in range(30)]).enqueue()
+
+        async def count(changes: Sequence[Awaitable[BulkResult]]) -> int:
+            results = await asyncio.gather(*changes)
+            assert {reason for each in results for reason in each.refused} <= {"changed meanwhile"}
+            return sum(each.changed for each in results)
+
+        assert await count([each.run_many_now(JobQuery()) for each in admins]) == 90
+        assert await count([each.cancel_batch(grouped.id) for each in admins]) == 30
+        assert await count([each.queues.purge("default") for each in admins]) == 60
+        assert await count([each.retry_many(JobQuery()) for each in admins]) == 90
+        for _ in range(10):
+            await chain(later.call(), later.call(), later.call()).enqueue()
+        assert await count([each.cancel_many(JobQuery()) for each in admins]) == 120
+        assert await count([each.purge() for each in admins]) == 120
 
 
 def test_a_retried_step_restores_the_rest_of_its_chain() -> None:

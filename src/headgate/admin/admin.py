@@ -568,19 +568,11 @@ class Admin(Readings):
     async def retry_many(self, query: JobQuery | Sequence[str], **options: Unpack[BulkOptions]) -> BulkResult:
         """Retry the jobs that a query matches, as `cancel_many` cancels: first failed ones, then cancelled ones."""
 
-        async def one(job_id: str) -> None:
-            try:
-                await self.retry(job_id)
-            except IllegalTransition:
-                # It waits by now if what it follows was retried.
-                if (await self._record(job_id)).state is not JobState.WAITING:
-                    raise
-
         async def lone(job_ids: Sequence[str]) -> Sequence[str]:
             audit_records = [self._audit_record("retry", job_id) for job_id in job_ids]
             return await self._storage.retry_lone(job_ids, audit_records=audit_records)
 
-        return await change_many(self._storage, query, RETRY, one, change_together=lone, **options)
+        return await change_many(self._storage, query, RETRY, self.retry, change_together=lone, **options)
 
     async def run_many_now(self, query: JobQuery | Sequence[str], **options: Unpack[BulkOptions]) -> BulkResult:
         """Run now the jobs that a query matches, as `cancel_many` cancels: those that wait for their time."""

@@ -20,12 +20,15 @@ from headgate.jobs.lifecycle import FOLLOWS, new_time, require_scheduled
 from headgate.jobs.query import JobQuery, JobView
 from headgate.jobs.state import JobState
 from headgate.jobs.uniqueness import KeyTaken
+from headgate.storage.endings import LEADER_NOT_SUCCEEDED
 from headgate.storage.store import Store
 
 CHUNK = 200
 """How many jobs are read at once, or deleted in one commit, so that other writes do not wait long for it."""
 
 LEADER_FIRST = "its leader has to be retried first, which also brings the job back"
+
+MEANWHILE = "changed meanwhile"
 
 AT_ONCE = 20
 """How many jobs are changed at once: the store has to serve other callers too."""
@@ -145,24 +148,30 @@ async def change_many(
     dry_run: bool = False,
     on_progress: Callable[[BulkResult], None] | None = None,
     change_together: ChangeTogether | None = None,
+    on_end: Callable[[BulkResult], Awaitable[None]] | None = None,
 ) -> BulkResult:
     """Change the jobs that the query matches, or that have these ids, and that the verb can change.
 
     Oldest first, until `most` are changed. With `change_together`, a chunk is first changed in one commit, as far as
-    that is possible. Raises DeclarationError for one id in place of several.
+    that is possible. `on_end` is called with the result so far, also if it is stopped. Raises DeclarationError for one
+    id in place of several.
     """
-    bulk = _Bulk(change, most, dry_run)
+    bulk = _Bulk(storage, change, most, dry_run)
     queries = verb.queries(query, to_datetime(storage.now())) if isinstance(query, JobQuery) else ()
     pages = pages_that_match(storage, queries) if isinstance(query, JobQuery) else pages_of(storage, query)
-    async for page in pages:
-        now = storage.now()
-        left = page if verb.is_done is None else [record for record in page if not verb.is_done(record, now)]
-        is_cut = not await bulk.take([(record.id, verb.refusal(record, now)) for record in left], change_together)
-        if on_progress is not None:
-            on_progress(bulk.result())
-        if is_cut:
-            return bulk.result(is_cut=True)
-    return bulk.result()
+    try:
+        async for page in pages:
+            now = storage.now()
+            left = page if verb.is_done is None else [record for record in page if not verb.is_done(record, now)]
+            is_cut = not await bulk.take([(record.id, verb.refusal(record, now)) for record in left], change_together)
+            if on_progress is not None:
+                on_progress(bulk.result())
+            if is_cut:
+                return bulk.result(is_cut=True)
+        return bulk.result()
+    finally:
+        if on_end is not None:
+            await on_end(bulk.result())
 
 
 async def cancel_batch(
@@ -183,7 +192,7 @@ async def cancel_batch(
     async def cancel_blocked(ids: Sequence[str]) -> Sequence[str]:
         return await storage.cancel_blocked(ids, audit_records=[*map(audit_record, ids)])
 
-    bulk = _Bulk(cancel, most, dry_run)
+    bulk = _Bulk(storage, cancel, most, dry_run)
     while True:
         found = await storage.downstream_of(batch_id)
         released, others, requested = (
@@ -226,17 +235,18 @@ async def pages_of(storage: Store, ids: Sequence[str]) -> AsyncIterator[Sequence
 class _Bulk:
     """Counts the results, and stops when `most` jobs are changed."""
 
-    def __init__(self, change: Callable[[str], Awaitable[object]], most: int, dry_run: bool) -> None:
+    def __init__(self, storage: Store, change: Callable[[str], Awaitable[object]], most: int, dry_run: bool) -> None:
         self.seen: set[str] = set()
+        self._storage = storage
         self._change = change
         self._most = parse_count(most, "most", least=0, most=most)
         self._is_dry_run = dry_run
         self._refused: Counter[str] = Counter()
-        self._changed = 0
+        self._changed: set[str] = set()
 
     def result(self, *, is_cut: bool = False) -> BulkResult:
-        matched = self._changed + self._refused.total()
-        return BulkResult(matched, self._changed, dict(self._refused), self._is_dry_run, is_cut)
+        matched = len(self._changed) + self._refused.total()
+        return BulkResult(matched, len(self._changed), dict(self._refused), self._is_dry_run, is_cut)
 
     async def take(self, jobs: Sequence[tuple[str, str | None]], change_together: ChangeTogether | None = None) -> bool:
         """Change the jobs without a reason against it; False if there are more than may be changed."""
@@ -251,44 +261,59 @@ class _Bulk:
                 self._refused[reason] += 1
             self.seen.add(id)
         if ids and change_together is not None and not self._is_dry_run:
-            room = self._most - self._changed
-            done = set(await change_together(ids[:room])) if room else set()
-            self._changed += len(done)
-            ids = [id for id in ids if id not in done]
+            room = self._most - len(self._changed)
+            self._changed.update(await change_together(ids[:room]) if room else ())
+            ids = [id for id in ids if id not in self._changed]
         while ids:
-            room = self._most - self._changed
+            room = self._most - len(self._changed)
             if not room:
                 return False
             now, ids = ids[: min(room, AT_ONCE)], ids[min(room, AT_ONCE) :]
             if self._is_dry_run:
-                self._changed += len(now)
-                continue
-            # All are done before an error is raised: nothing goes on unobserved.
-            ended = await asyncio.gather(*(_changed(self._change, id) for id in now), return_exceptions=True)
-            for id, refusal in zip(now, ended, strict=True):
-                if isinstance(refusal, BaseException):
-                    raise refusal
-                if refusal == LEADER_FIRST:
-                    # A database with several connections may have retried it before its leader.
-                    refusal = await _changed(self._change, id)
-                if refusal is None:
-                    self._changed += 1
-                else:
-                    self._refused[refusal] += 1
+                self._changed.update(now)
+            else:
+                await self._change_at_once(now)
         return True
 
+    async def _change_at_once(self, ids: Sequence[str]) -> None:
+        # All are done before an error is raised: nothing goes on unobserved.
+        ended = await asyncio.gather(*map(self._refusal, ids), return_exceptions=True)
+        late: list[str] = []
+        for id, refusal in zip(ids, ended, strict=True):
+            if isinstance(refusal, BaseException):
+                raise refusal
+            if refusal == LEADER_FIRST:
+                # A database with several connections may have retried it before its leader.
+                refusal = await self._refusal(id)
+            if refusal == MEANWHILE:
+                late.append(id)
+            elif refusal is not None:
+                self._refused[refusal] += 1
+        leaders: dict[str, str] = {}
+        for job in await self._storage.jobs_by_id(late) if late else ():
+            is_with_leader = job.state is JobState.WAITING or (job.error and job.error.type == LEADER_NOT_SUCCEEDED)
+            if is_with_leader and job.origin is not None and job.origin.follows is not None:
+                leaders[job.id] = job.origin.follows
+        # This call has changed those with their leaders. Who has ended a batch is not known: what follows it counts.
+        others = {job.id for job in await self._storage.jobs_by_id([*leaders.values()])} if leaders else ()
+        for id, leader in sorted(leaders.items()):
+            if leader in self._changed or leader not in others:
+                self._changed.add(id)
+        self._refused.update(MEANWHILE for id in late if id not in self._changed)
 
-async def _changed(change: Callable[[str], Awaitable[object]], job_id: str) -> str | None:
-    """Change a job. Returns why it was not changed; None if it was."""
-    try:
-        # Of the states that a cancellation returns: a job that is cancelled by now followed another one of these.
-        late = (False, JobState.SUCCEEDED, JobState.FAILED, JobState.SKIPPED)
-        return "changed meanwhile" if await change(job_id) in late else None
-    except KeyTaken:
-        return "another job is waiting under its unique key"
-    except LeaderNotRetried:
-        return LEADER_FIRST
-    except JobHeld:
-        return "another open transaction has locked it"
-    except (IllegalTransition, JobNotFound):
-        return "changed meanwhile"
+    async def _refusal(self, job_id: str) -> str | None:
+        """Change a job. Returns why it was not changed; None if it was."""
+        try:
+            state = await self._change(job_id)
+        except KeyTaken:
+            return "another job is waiting under its unique key"
+        except LeaderNotRetried:
+            return LEADER_FIRST
+        except JobHeld:
+            return "another open transaction has locked it"
+        except (IllegalTransition, JobNotFound):
+            return MEANWHILE
+        if state is False or (isinstance(state, JobState) and state.is_final):
+            return MEANWHILE
+        self._changed.add(job_id)
+        return None

@@ -185,23 +185,19 @@ class QueuesAdmin:
         """
         query = JobQuery(queue=queue, state=JobState.WAITING, enqueued_before=to_datetime(self._storage.now() + 1))
         options.setdefault("most", 1_000_000)
-        cancelled = 0
 
-        async def cancel(job_id: str) -> bool:
-            nonlocal cancelled
+        async def cancel(job_id: str) -> object:
             record = AuditRecord(self.actor, "cancel", "job", job_id)
             state = await self._storage.cancel(job_id, audit_record=record, waiting_only=True)
-            # One that is cancelled by now followed another one of these.
-            cancelled += (is_cancelled := state in (JobState.WAITING, JobState.CANCELLED))
-            return is_cancelled
+            return False if state in (None, JobState.RUNNING) else state
 
-        try:
-            return await change_many(self._storage, query, CANCEL_WAITING, cancel, **options)
-        finally:
-            if cancelled:
-                # If it is stopped, these jobs are cancelled all the same.
-                detail = f"{counted(cancelled, 'waiting job')} cancelled"
+        async def audit(result: BulkResult) -> None:
+            # If it is stopped, these jobs are cancelled all the same.
+            if result.changed and not result.is_dry_run:
+                detail = f"{counted(result.changed, 'waiting job')} cancelled"
                 await self._storage.add_audit_record(AuditRecord(self.actor, "purge", "queue", queue, detail))
+
+        return await change_many(self._storage, query, CANCEL_WAITING, cancel, on_end=audit, **options)
 
 
 def describe_queue(queue: Queue) -> DeclaredQueue:
