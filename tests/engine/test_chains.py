@@ -243,6 +243,31 @@ async def test_changes_of_many_at_the_same_time_count_each_job_once(make_app: Ma
         assert await count([each.purge() for each in admins]) == 120
 
 
+def test_the_steps_of_a_retried_chain_do_not_expire() -> None:
+    """The fault: they kept their time to expire, unlike the job that was retried, and so expired at once."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        is_broken = True
+
+        @app.task(retry=RetryPolicy(retries=0), expires_in=60)
+        async def step() -> str:
+            if is_broken:
+                raise ValueError
+            return "done"
+
+        async with app:
+            stored = await chain(step.call(), step.call(), step.call()).enqueue()
+            with pytest.raises(JobCancelled):
+                await result_within(stored)
+            await asyncio.sleep(3600)
+            is_broken = False
+            await app.admin.retry(stored.jobs[0].id)
+            assert await result_within(stored) == "done"
+
+    run_virtual(main)
+
+
 def test_a_retried_step_restores_the_rest_of_its_chain() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)

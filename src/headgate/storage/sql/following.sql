@@ -236,14 +236,12 @@ ORDER BY job.id
 -- Block final jobs again behind leaders that are not final.
 UPDATE headgate.job
 SET state = 'blocked', blocked = true, attempt = 0, lost = 0,
-    finished_at = NULL, failed_as = NULL, failed_at = NULL, kept_until = NULL,
-    expires_at = CASE WHEN :is_retry::boolean THEN NULL ELSE expires_at END,
+    finished_at = NULL, failed_as = NULL, failed_at = NULL, kept_until = NULL, expires_at = NULL,
     run_at = CASE WHEN :is_retry::boolean THEN :now::bigint ELSE run_at END,
     rank = CASE WHEN :is_retry::boolean THEN rank + :now::bigint - run_at ELSE rank END,
     delayed = delayed AND NOT :is_retry::boolean,
     give_up_at = NULL, held = 0, passed = 0, charged_at = NULL, uncharged = 0, settled = NULL, result = NULL,
-    error = @error_of_attempt,
-    progress = NULL, cancel_requested = false, node = NULL
+    error = @error_of_attempt, progress = NULL, cancel_requested = false, node = NULL
 WHERE id {any:ids job_id} AND finished_at IS NOT NULL
 
 -- name: keep_ended_leaders
