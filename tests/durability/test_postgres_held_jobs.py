@@ -777,3 +777,17 @@ async def test_a_schedule_is_not_triggered_while_the_job_that_it_would_follow_is
         second = await schedule.trigger()
         assert (await second.status()).follows == first.id
         assert (await schedule.status()).open == 2
+
+
+async def test_pruning_deletes_other_jobs_than_those_that_another_node_deletes(stores: StoresAndUsers) -> None:
+    """The fault: all nodes chose the same jobs, so that all but one deleted nothing, as if none were left."""
+    for _ in range(6):
+        await stores.left.add_one()
+    jobs = await stores.left.take()
+    assert await stores.left.finish(*succeeded(*jobs)) == [True] * 6
+    stores.clock.advance(60)
+    before = stores.clock.now()
+    async with stores.user.locking(jobs[0].id), stores.other.locking(jobs[3].id):
+        assert [await stores.left.storage.prune(before, 2) for _ in range(3)] == [2, 2, 0]
+    assert await stores.right.storage.prune(before, 6) == 2
+    await stores.check()

@@ -4,8 +4,13 @@
 job.id, job.held, job.buckets, (SELECT count(*) FROM headgate.log_line WHERE log_line.job = job.id) AS lines, job.batch,
 job.options, job.follows IS NOT NULL AS is_follower
 
--- part: is_prunable
-state {any:states text} AND finished_at < :before AND NOT @has_own_retention
+-- part: some_prunable(those) [postgres]
+-- They are locked, so that several nodes delete different ones.
+SELECT * FROM (
+    SELECT * FROM headgate.job
+    WHERE $those AND state {any:states text} AND finished_at < :before AND NOT @has_own_retention
+    LIMIT :count FOR UPDATE SKIP LOCKED
+) AS locked
 
 -- name: prunable [postgres]
 -- Return jobs that finished in these states before then, with the number of log lines of each, and its batch.
@@ -14,14 +19,9 @@ state {any:states text} AND finished_at < :before AND NOT @has_own_retention
 -- may take a search of the whole table, so they are looked for in the first and the last of several parts alone.
 SELECT @prunable_job
 FROM (
-    (SELECT * FROM headgate.job WHERE id >= :made_since::bigint AND id < :made_before::bigint AND @is_prunable LIMIT :count)
+    @some_prunable(id >= :made_since::bigint AND id < :made_before::bigint)
     UNION ALL
-    (
-        SELECT * FROM headgate.job
-        WHERE own_id IS NOT NULL AND @is_prunable AND finished_at >= :since
-            AND (:since::bigint = 0 OR :until::bigint = :before::bigint)
-        LIMIT :count
-    )
+    @some_prunable(own_id IS NOT NULL AND finished_at >= :since AND (:since::bigint = 0 OR :until::bigint = :before::bigint))
 ) AS job
 LIMIT :count
 
