@@ -1076,6 +1076,38 @@ def test_schedules_are_declared_while_an_occurrence_cannot_be_enqueued() -> None
     run_virtual(main)
 
 
+def test_an_occurrence_that_cannot_be_enqueued_is_tried_once_a_second() -> None:
+    """The fault: it was tried eight times a second, as long as another transaction held the job that it follows."""
+
+    async def main(clock: VirtualClock) -> None:
+        tries: list[list[str]] = []
+
+        class Held(MemoryStorage):
+            async def fire(self, fired: Any) -> Any:  # type: ignore[misc]
+                tries.append([each.name for each in fired])
+                others = [each for each in fired if each.name != "held"]
+                written = iter(await super().fire(others) if others else ())
+                return [each.name != "held" and next(written) for each in fired]
+
+        app, journal = app_on(Held(clock), clock=clock), Journal(clock)
+
+        @app.task
+        async def pull() -> None:
+            journal.note()
+
+        app.schedule(Every(minutes=1), name="held", overlap="queue")(pull)
+        app.schedule(Every(seconds=10), name="other")(pull)
+        async with app:
+            await asyncio.sleep(61)
+            tries.clear()
+            await asyncio.sleep(100)
+        held = [names for names in tries if "held" in names]
+        assert 90 <= len(held) <= 125
+        assert len(journal.starts) == 16
+
+    run_virtual(main)
+
+
 def test_a_schedule_of_the_code_is_stored_again_in_tables_that_were_made_anew() -> None:
     """The fault: the worker went on with its jobs there, and without its schedules until it was restarted."""
 

@@ -167,12 +167,13 @@ class Recurring(WithServices):
             beyond = found[-1].name
 
     async def _fire_due(self) -> int | None:
-        """Fire everything that is due, as far as a few tries do; return when the next occurrence is due."""
-        tries = 0
-        while tries < 25:
-            found = await self._storage.due_schedules(self._registry.names, unable=self._unable)
+        """Fire everything that is due; return when the next occurrence is due, or one that is left is tried again."""
+        left: set[str] = set()
+        while True:
+            found = await self._storage.due_schedules(self._registry.names, unable=self._unable | left)
             if not found.due:
-                return found.next_at
+                times = [found.next_at, self._storage.now() + CHANGE_INTERVAL if left else None]
+                return min((each for each in times if each is not None), default=None)
             now = max(self._storage.now(), *(each.course.next_at or 0 for each in found.due))  # it may step back
             fired: list[tuple[ScheduleRecord, Fired]] = []
             for record in found.due:
@@ -180,22 +181,16 @@ class Recurring(WithServices):
                 if firing is not None and (each := await self._fired(record, firing, now)) is not None:
                     self._declarer.reported.discard(record.name)
                     fired.append((record, each))
-            if not fired:
-                continue
             ends = accumulate(len(each.jobs) for _, each in fired)
-            tries += 1
             for _, group in groupby(zip(fired, ends, strict=True), lambda each: each[1] // MAX_PER_COMMIT):
                 portion = [each for each, _ in group]
                 written = await self._storage.fire([each for _, each in portion])
-                tries = 0 if any(written) else tries
                 for (record, each), is_written in zip(portion, written, strict=True):
                     if is_written:
                         self._publish_fired(record, each)
-            if tries:
-                # Others fired all of them, or hold a job that they follow: wait, at random so as not to race in step.
-                await sleep(self._clock, self._random.uniform(0.001, 0.02) * tries)
-        # At once, after what else this node has to do, such as to declare its schedules.
-        return self._storage.now()
+                    else:
+                        # Another node fires it, or a transaction holds the job that it follows.
+                        left.add(record.name)
 
     def _decide(self, record: ScheduleRecord, now: int, beside: int) -> DueOccurrences | None:
         """Return what to enqueue of one of `beside` schedules that are due together; None if this node cannot."""
