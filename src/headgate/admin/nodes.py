@@ -12,12 +12,10 @@ from msgspec.structs import replace
 from headgate.admin.columns import Column
 from headgate.clock import to_datetime
 from headgate.errors import AmbiguousNode, DeclarationError, NodeNotFound, UnknownQueue
+from headgate.observe.metric import SILENT_AFTER
 from headgate.storage.records import LostNode, NodeControls, NodeRecord
 from headgate.suggestion import did_you_mean
 from headgate.views import view_of
-
-SILENT_AFTER = 30.0
-"""Seconds without a heartbeat; the default lease."""
 
 LOST_SHOWN = 20
 """How many nodes that were declared dead a list shows at most."""

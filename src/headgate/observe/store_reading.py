@@ -19,9 +19,6 @@ logger = logging.getLogger("headgate.metrics")
 
 Number = tuple[metric.Metric, tuple[str, ...], float]
 
-SILENT_AFTER = 30 * SECOND
-"""Microseconds without a heartbeat; the default lease."""
-
 COUNTS_FOR = 0.5
 """Seconds that a scrape waits at most for a count of the queues; otherwise it has the count before it."""
 
@@ -172,9 +169,8 @@ def _top_keys(worst: Iterable[KeyBacklog], labels: Labels, count: int) -> Iterat
 
 
 def _nodes(nodes: Iterable[NodeRecord], now: int) -> Iterator[Number]:
-    states = Counter(
-        "gone" if node.is_gone else "silent" if now - node.beat_at > SILENT_AFTER else "alive" for node in nodes
-    )
+    before = now - metric.SILENT_AFTER * SECOND
+    states = Counter("gone" if node.is_gone else "silent" if node.beat_at < before else "alive" for node in nodes)
     for state in ("alive", "silent", "gone"):
         yield metric.NODES, (state,), states[state]
 
