@@ -11,6 +11,7 @@ from headgate.clock import SECOND, to_datetime
 from headgate.errors import PayloadError
 from headgate.jobs.job import JobRecord, JobState, NewJob
 from headgate.tasks.definition import TaskDefinition
+from headgate.tasks.payload import PayloadType
 from headgate.views import view_of
 
 SHOWN = 10
@@ -84,6 +85,16 @@ def enqueued(record: JobRecord, task: TaskDefinition | None, connection: Any, ne
         connection=connection,
         asked_at=to_datetime(asked_at),
     )
+
+
+def require_fit(payload: PayloadType, name: str, value: object) -> None:
+    """Raise PayloadError for a value that no job can have as this argument, such as a text where it is a number."""
+    try:
+        payload.encode_part({name: value}, frozenset())
+    except PayloadError as error:
+        # Such an object compares with values by its own rule, as `unittest.mock.ANY` does.
+        if "no JSON form" not in str(error):
+            raise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

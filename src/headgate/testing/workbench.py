@@ -36,7 +36,7 @@ from headgate.tasks.definition import TaskDefinition
 from headgate.tasks.leading import results_in
 from headgate.tasks.options import merged
 from headgate.tasks.signals import Cancel, RateLimited, Snooze
-from headgate.testing.enqueued import Enqueued, EnqueuedQuery, enqueued, missing_message, present_message
+from headgate.testing.enqueued import Enqueued, EnqueuedQuery, enqueued, missing_message, present_message, require_fit
 from headgate.testing.in_test import TestApp, in_test
 from headgate.testing.manual_clock import ManualClock
 from headgate.testing.stepped_node import RunAttempt, SteppedNode
@@ -200,7 +200,10 @@ class Workbench:
             )
         for name in kwargs.keys() & {*names[: len(args)]}:
             raise TypeError(f"task {task.name!r} got argument {name!r} twice")
-        return EnqueuedQuery(task=task.name, arguments={**dict(zip(names, args, strict=False)), **kwargs}, **options)
+        arguments = {**dict(zip(names, args, strict=False)), **kwargs}
+        for name, value in arguments.items():
+            require_fit(task.payload, name, value)
+        return EnqueuedQuery(task=task.name, arguments=arguments, **options)
 
     # ------------------------------------------------------------------------------------------------ running
 

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from unittest.mock import ANY
 from uuid import uuid4
 
 import pytest
@@ -579,6 +580,16 @@ async def test_what_no_job_can_match_is_refused(jobs: Workbench) -> None:
         jobs.assert_enqueued(shop.greet, at=datetime(2030, 1, 1))  # noqa: DTZ001
     with pytest.raises(TypeError, match=r"for none write refute_enqueued"):
         jobs.assert_enqueued(shop.greet, "eve", count=0)
+
+
+async def test_an_argument_of_another_type_than_the_tasks_is_refused(jobs: Workbench) -> None:
+    """The fault: no job could have it, so refute_enqueued passed, whatever was enqueued."""
+    await shop.greet.enqueue("7")
+    for check in (jobs.assert_enqueued, jobs.refute_enqueued):
+        with pytest.raises(PayloadError, match=r"argument 'name' of task 'greet' does not fit .*: Expected `str`, got"):
+            check(shop.greet, 7)
+    # What compares as equal by its own rule is no value of an argument.
+    jobs.assert_enqueued(shop.greet, ANY)
 
 
 async def test_an_argument_that_is_passed_twice_is_refused(jobs: Workbench) -> None:
