@@ -96,6 +96,21 @@ async def test_a_copied_command_and_those_of_dialogs_do_what_they_say(browser: B
         assert payload == '{"to":"it\'s 12345678901234567890","words":{"n":1}}'
 
 
+async def test_a_command_is_copied_on_plain_http(browser: Browser, shop: Shop) -> None:
+    """The fault: browsers have no clipboard there, so that no button for copying did anything but show the text."""
+    async with visiting(browser, shop) as visit:
+        page = visit.page
+        await page.add_init_script("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
+        await visit.go("nodes")
+        await visit.press("Copy as command")
+        await expect(page.get_by_role("status", name="Messages")).to_contain_text("The command was copied")
+        await expect(page.get_by_role("button", name="Copy as command")).to_be_focused()
+        field = page.get_by_role("searchbox").or_(page.get_by_role("combobox")).first
+        await field.focus()
+        await page.keyboard.press("Control+V")
+        await expect(field).to_have_value(f"headgate nodes list {APP}")
+
+
 @pytest.mark.nightly
 async def test_a_reason_names_a_command_with_the_app(browser: Browser, shop: Shop) -> None:
     limits = shop.app.admin.limits

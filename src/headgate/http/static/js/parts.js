@@ -94,11 +94,8 @@ export function bucketLink(limit, key, size = "clamp") {
  */
 export function gauge({ used, allowed, label, state = "", isLarge = false }) {
   if (used === null || used === undefined || !allowed) {
-    return h(
-      "span",
-      { class: "gauge-unknown faint" },
-      used === null || used === undefined ? t("unknown") : t("{used} used", { used: format.count(used) }),
-    );
+    const said = used === null || used === undefined ? t("unknown") : t("{used} used", { used: format.count(used) });
+    return h("span", { class: "gauge-unknown faint" }, said);
   }
   const share = Math.min(1, used / allowed);
   const level = state || (share >= 1 ? "full" : share >= 0.8 ? "high" : "fine");
@@ -169,39 +166,40 @@ export function effect(text, command) {
 
 /** A button that copies a command. @param {string} text @param {string} [label] */
 export function copyCommand(text, label = t("Copy as command")) {
-  return h(
-    "button",
-    { type: "button", class: "copy", title: text, onclick: () => copy(text, t("The command")) },
-    icon("terminal"),
-    h("span", null, label),
-  );
+  const onclick = () => copy(text, t("The command"));
+  return h("button", { type: "button", class: "copy", title: text, onclick }, icon("terminal"), h("span", null, label));
 }
 
 /** @param {string} text @param {string} what the object of "Copy": "the id" */
 export function copyButton(text, what) {
-  return h(
-    "button",
-    {
-      type: "button",
-      class: "quiet small",
-      "aria-label": t("Copy {what}", { what }),
-      title: t("Copy {what}", { what }),
-      onclick: () => copy(text, what),
-    },
-    icon("copy"),
-  );
+  const title = t("Copy {what}", { what });
+  const onclick = () => copy(text, what);
+  return h("button", { type: "button", class: "quiet small", "aria-label": title, title, onclick }, icon("copy"));
 }
 
 /** @param {string} text @param {string} what */
 async function copy(text, what) {
   const name = what.charAt(0).toUpperCase() + what.slice(1);
   try {
-    await navigator.clipboard.writeText(visible(text));
+    await (navigator.clipboard ? navigator.clipboard.writeText(visible(text)) : copySelected(visible(text)));
     const shown = text.length > 80 ? `${text.slice(0, 80)}…` : text;
     toast(t("{name} was copied: {text}", { name, text: shown }) + commandHint(text), "plain");
   } catch {
     toast(t("{name} could not be copied: {text}", { name, text }), "bad");
   }
+}
+
+/** Copy what is selected in a field: on plain HTTP, browsers offer no clipboard. @param {string} text */
+function copySelected(text) {
+  const focused = /** @type {HTMLElement | null} */ (document.activeElement);
+  const field = Object.assign(document.createElement("textarea"), { value: text });
+  (focused?.closest("dialog") ?? document.body).append(field);
+  field.focus({ preventScroll: true });
+  field.select();
+  const isCopied = document.execCommand("copy");
+  field.remove();
+  focused?.focus({ preventScroll: true });
+  if (!isCopied) throw new Error();
 }
 
 /** A section of a page with a title. @param {string} title @param {{aside?: Children, class?: string, key?: string, hint?: string | null}} options @param {...Children} children */
