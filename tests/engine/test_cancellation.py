@@ -30,9 +30,40 @@ from headgate.jobs.event import AttemptLingers
 from headgate.jobs.job import ClaimedJob, JobRecord
 from headgate.jobs.query import JobFilter
 from headgate.storage.sqlite.memory import MemoryStorage
+from headgate.storage.store import Store
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.engine.conftest import MakeApp
 from tests.internals import app_on, busy_slots_of, node_of, store_of
 from tests.until import patient, result_within
+
+
+async def test_a_purge_of_a_queue_that_is_stopped_records_all_that_it_cancelled(
+    make_app: MakeApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fault: of 2,560 jobs that it had cancelled at a ^C, the audit entry counted 20 too few."""
+    app = make_app()
+
+    @app.task
+    async def work() -> None: ...
+
+    calls: list[str] = []
+
+    async def cancel(store: Store, job_id: str, **options: Any) -> JobState | None:
+        calls.append(job_id)
+        if len(calls) == 45:
+            asyncio.get_running_loop().call_soon(purge.cancel)
+        return await cancel_one(store, job_id, **options)
+
+    cancel_one = Store.cancel
+    monkeypatch.setattr(Store, "cancel", cancel)
+    async with app.open():
+        await work.enqueue_many([()] * 100)
+        purge = asyncio.create_task(app.admin.queues.purge("default"))
+        with pytest.raises(asyncio.CancelledError):
+            await purge
+        cancelled = await app.admin.count(state=JobState.CANCELLED)
+        assert 40 < cancelled < 100
+        assert (await app.admin.audit_log(kind="queue"))[0].detail == f"{cancelled} waiting jobs cancelled"
 
 
 def test_a_job_that_waits_again_while_others_are_cancelled_is_cancelled_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from headgate.jobs.lifecycle import FOLLOWS, new_time, require_scheduled
 from headgate.jobs.query import JobQuery, JobView
 from headgate.jobs.state import JobState
 from headgate.jobs.uniqueness import KeyTaken
+from headgate.shielding import shield_until_done
 from headgate.storage.endings import LEADER_NOT_SUCCEEDED
 from headgate.storage.store import Store
 
@@ -152,9 +153,8 @@ async def change_many(
 ) -> BulkResult:
     """Change the jobs that the query matches, or that have these ids, and that the verb can change.
 
-    Oldest first, until `most` are changed. With `change_together`, a chunk is first changed in one commit, as far as
-    that is possible. `on_end` is called with the result so far, also if it is stopped. Raises DeclarationError for one
-    id in place of several.
+    Oldest first, until `most` are changed. With `change_together`, a chunk is first changed in one commit if possible.
+    `on_end` gets the result, also if it is stopped. Raises DeclarationError for one id in place of several.
     """
     bulk = _Bulk(storage, change, most, dry_run)
     queries = verb.queries(query, to_datetime(storage.now())) if isinstance(query, JobQuery) else ()
@@ -276,8 +276,8 @@ class _Bulk:
         return True
 
     async def _change_at_once(self, ids: Sequence[str]) -> None:
-        # All are done before an error is raised: nothing goes on unobserved.
-        ended = await asyncio.gather(*map(self._refusal, ids), return_exceptions=True)
+        # All are done before an error or a cancellation is raised: nothing goes on unobserved, or uncounted.
+        ended = await shield_until_done(asyncio.gather(*map(self._refusal, ids), return_exceptions=True))
         late: list[str] = []
         for id, refusal in zip(ids, ended, strict=True):
             if isinstance(refusal, BaseException):
