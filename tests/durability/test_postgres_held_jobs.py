@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from typing import Any, TypeVar
 
@@ -15,6 +16,7 @@ from msgspec.structs import replace
 from headgate import Every, Headgate
 from headgate.admin.bulk import CANCEL, BulkResult, cancel_batch, change_many
 from headgate.clock import Clock, sleep
+from headgate.engine.running_attempts import Slots
 from headgate.errors import IllegalTransition, JobHeld, StorageUnavailable
 from headgate.jobs.audit import AuditRecord
 from headgate.jobs.batch import NewBatch
@@ -26,6 +28,8 @@ from headgate.jobs.query import JobQuery
 from headgate.storage.postgres import storage as postgres_storage
 from headgate.storage.postgres.database import Session
 from headgate.storage.postgres.storage import PostgresStorage
+from headgate.storage.procedures.claim import SOON
+from headgate.storage.records import Claim, Claimed
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.schedules import ScheduleUser
 from tests.conformance.storage_suite.store_user import StoreUser, at_once, rate, strict
@@ -187,6 +191,40 @@ async def test_a_lane_whose_only_job_is_being_replaced_blocks_no_other_lane(stor
         await stores.check()
     assert len(await stores.right.take_ids()) == 20
     await stores.check()
+
+
+@pytest.mark.parametrize("most", [1, None], ids=["shared", "own"])
+async def test_a_job_that_is_being_replaced_keeps_no_only_slot_from_others(
+    stores: StoresAndUsers, most: int | None
+) -> None:
+    """The fault: it was given the slot. A worker started one job in 5 s, or none, until the transaction ended."""
+    stores.rule(api=PLENTY)
+    await stores.add(queue="held")
+    async with stores.user.holding(stores.unique(queue="held"), ends="rollback"):
+        waiting = [
+            await stores.left.add_one(queue=queue, buckets=buckets)
+            for queue, buckets in (("held", [("api", "a")]), ("other", [("api", "b")]), ("other", []))
+            for _ in range(3)
+        ]
+        slots = Slots(dict.fromkeys(("held", "other"), 5 if most else 1), most)
+        claimed = Claimed(jobs=(), next_in=0)
+        for _ in range(60):
+            # As a node does whose jobs end at once.
+            if not (claimed.jobs or claimed.more):
+                assert claimed.next_in is not None
+                assert claimed.next_in <= SOON
+            free = slots.free_slots()
+            asked = Claim(
+                stores.right.node, free, stores.right.rules, frozenset({"work"}), shared_slots=slots.shared_by(free)
+            )
+            claimed = await promptly(stores.right.storage.claim(asked))
+            slots.note_claimed(free, Counter(job.queue for job in claimed.jobs))
+            for job in claimed.jobs:
+                waiting.remove(job.id)
+            if not waiting:
+                break
+        assert not waiting
+        await stores.check()
 
 
 async def test_a_late_job_that_is_being_replaced_does_not_block_its_lane(stores: StoresAndUsers) -> None:

@@ -478,12 +478,12 @@ class Slots:
     def note_claimed(self, free_slots: Mapping[str, FreeSlots], counts: Mapping[str, int]) -> None:
         """Note how many jobs of each queue a claim returned, for the turns of queues that share slots."""
         if self.most is not None:
-            # The first one gets the odd slot. It has had its turn also if it could not use it.
-            first = next(iter(free_slots))
+            first = next(iter(free_slots))  # It gets the odd slot, and has had its turn also if it could not use it.
             had = {queue: counts.get(queue, 0) / weight for queue, weight in self._weights.items()}
             turns = sorted(self.capacity, key=lambda queue: (queue == first or had[queue] > 0, had[queue]))
             self.capacity = {queue: self.capacity[queue] for queue in turns}
-            self._odd_for_gated |= {queue: not self._odd_for_gated[queue] for queue in had if counts.get(queue, 0) % 2}
+            odd = (each for each in had if (counts.get(each, 0) or each == first) % 2)
+            self._odd_for_gated |= {queue: not self._odd_for_gated[queue] for queue in odd}
 
     def shared_by(self, free_slots: Mapping[str, FreeSlots]) -> int | None:
         """Return how many slots these queues share; None if each can be filled."""

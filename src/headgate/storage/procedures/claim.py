@@ -59,6 +59,9 @@ from headgate.storage.stored_rows import RowDecoder, bucket_id
 SOON = SECOND // 50
 """The time until the next claim if another node has locked lanes or jobs, or is merging arrivals."""
 
+HIDDEN_FOR = 5 * SECOND
+"""The time until the next claim if lanes that hold no job for this node may hide a delayed one: to look takes long."""
+
 STATEMENTS = (
     "lock_for_claim",
     "lock_claiming_node",
@@ -206,7 +209,7 @@ class SnapshotClaim:
             raise ClaimConflict
         self._snapshot.opened, self._snapshot.due, self._snapshot.woken = again.opened, again.due, again.woken
         # When delayed jobs of the lanes that are left out become due is not known.
-        self._snapshot.next_wake = min(again.next_wake or FARTHEST, again.now + SECOND)
+        self._snapshot.next_wake = min(again.next_wake or FARTHEST, again.now + HIDDEN_FOR)
         seen = {visit.row.id for visit in known}
         return [visit for visit in await self._choose(known_only=True) if visit.row.id not in seen]
 
@@ -480,12 +483,15 @@ class SnapshotClaim:
             if head.costs is not None or head.terms is not None:
                 head.check_bucket_count(0)
             visits[head.queue].heads.append(head)
+        has_gated = bool(self._snapshot.due or self._snapshot.woken or self._snapshot.opened)
+        is_shared = has_gated or self._is_divided or (self._claim.shared_slots is not None and len(filled) > 1)
         for queue, visit in visits.items():
             sort_heads(visit.heads)
             visit.taken = len(visit.heads)
             visit.complete = visit.taken < counts[queue]
-            if ungated[queue].due and visit.taken < min(counts[queue], plan.ungated_ready[queue]):
-                # Another claim has locked more jobs than it takes: some of each priority.
+            if (ungated[queue].due or is_shared) and visit.taken < min(counts[queue], plan.ungated_ready[queue]):
+                # Another claim has locked more jobs than it takes: some of each priority. Or others have locked or
+                # taken them, and there are other jobs for the slots that these got.
                 plan.note_wake(plan.now + SOON)
         plan.ungated = list(visits.values())
 
