@@ -232,9 +232,9 @@ class Rejection(NamedTuple):
 class LaneView(msgspec.Struct):
     """A lane during one claim: its buckets, the demands of its first ready jobs, and how many jobs were admitted.
 
-    It waits `since` a limit time. A demand of None is for a start of cost 1 in each bucket and no permit. A lane that
-    meets a closed bucket goes `behind` it. One that `discards` its jobs goes on without the job that met it, one of the
-    `rejected`, and does not close the bucket for others; it waits only for a fetch, and for a rule that raises.
+    It waits `since` a limit time, 0 if it has slept. A demand of None is for a start of cost 1 in each bucket and no
+    permit. A lane that meets a closed bucket goes `behind` it. One that `discards` its jobs goes on without the job
+    that met it, one of the `rejected`, and does not close the bucket; it waits for a fetch, and for a rule that raises.
 
     `virtual_time` is that of its key in a fair queue, which each start raises by `step`; 0 in other queues. With keys
     of two levels it is that within its `group`. A lane is `complete` if all its ready jobs were read.

@@ -337,6 +337,20 @@ class JobsConformance(Conformance):
         assert [job.id for job in claimed.jobs] == [late]
         assert clock.now() <= began + 10 * SECOND
 
+    async def test_a_delayed_job_that_is_alone_in_its_lane_starts_beside_a_backlog(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        """The fault: a lane in line took all free slots in each claim, and the lane that slept had its turn last."""
+        store_user.rules = {"api": strict(100)}
+        await store_user.add(60, buckets=[("api", "busy")])
+        late = await store_user.add_one(delay=5, buckets=[("api", "acme")])
+        clock.advance(5)
+        taken: list[str] = []
+        for _ in range(10):
+            taken += [job.id for job in (await store_user.claim(4)).jobs]
+            clock.advance(0.1)
+        assert late in taken
+
     async def test_a_node_that_has_the_task_takes_the_jobs_that_another_skipped(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(100)}
         for buckets in ((), (("api", "acme"),)):

@@ -361,7 +361,7 @@ class ClaimPlan:
                 views,
                 demands,
                 discards=discards,
-                since=visit.row.since or self.limit_now,
+                since=visit.row.since or 0,
                 virtual_time=self.fair.virtual_time(visit.row) if step else 0,
                 step=step,
                 group=self.fair.group(visit.row),
