@@ -401,6 +401,54 @@ def test_single_jobs_do_not_fail_on_nodes_without_the_key_while_another_one_has_
     run_virtual(main)
 
 
+@pytest.mark.parametrize("why", ["it lacks a label", "it is quiet"])
+def test_jobs_that_no_node_can_decode_fail_beside_a_node_that_does_not_run_them(why: str) -> None:
+    """The fault: they were left for ever to a node that declares their task and does not run it."""
+
+    async def main(clock: VirtualClock) -> None:
+        store, requires = MemoryStorage(clock), ["gpu"] if why == "it lacks a label" else []
+        encoder, unable = (app_on(store, clock=clock, codec=codec, labels=requires) for codec in (NEW, OLD))
+        other = app_on(store, clock=clock, codec=OLD)
+        for app in (encoder, unable, other):
+            declare_pay(app, requires=requires)
+
+        @other.task
+        async def runnable() -> None: ...
+
+        async with encoder.open():
+            job, *_ = await encoder.tasks["pay"].enqueue_many([("a", "b")] * 5)
+            async with other:
+                await asyncio.sleep(1)
+                (node,) = await other.admin.nodes()
+                if not requires:
+                    await other.admin.quiet_node(node.id)
+                    await asyncio.sleep(3)
+                async with unable:
+                    with pytest.raises(JobFailed, match="payload of task 'pay' cannot be decoded"):
+                        await result_within(job, 600)
+
+    run_virtual(main)
+
+
+def test_nodes_that_meet_damaged_jobs_do_not_leave_a_task_at_the_same_time() -> None:
+    """The fault: two nodes left it to each other for some seconds each time that they met three in a row."""
+
+    async def main(clock: VirtualClock) -> None:
+        store = MemoryStorage(clock)
+        encoder, *readers = (app_on(store, clock=clock, codec=codec) for codec in (NEW, OLD, OLD))
+        for app in (encoder, *readers):
+            app.queue("default", concurrency=2)
+            declare_pay(app)
+        async with encoder.open(), readers[0], readers[1]:
+            for _ in range(20):
+                await encoder.tasks["pay"].enqueue_many([("a", "b")] * 8)
+                await asyncio.sleep(0.1)
+                assert await result_within(await readers[0].tasks["pay"].enqueue("a", "b"), 1)
+                await asyncio.sleep(0.5)
+
+    run_virtual(main)
+
+
 def test_jobs_that_no_node_can_decode_wait_for_a_deploy_and_fail_in_the_end() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)

@@ -15,7 +15,6 @@ from headgate.engine.services import Services, WithServices
 from headgate.errors import AttemptLost, PayloadError, ResultUnavailable, StorageUnavailable
 from headgate.jobs.encoded import codecs_of
 from headgate.jobs.job import ClaimedJob, JobRecord, JobState
-from headgate.jobs.limit_sets import subject_of
 from headgate.storage.driver import run_to_end
 from headgate.storage.enlisting import require_blocking
 from headgate.storage.store import Store
@@ -120,6 +119,7 @@ class LeftTasks(WithServices):
         self._unread: Counter[tuple[str, tuple[str, ...]]] = Counter()
         self._until: dict[str, int] = {}
         self._alone_until: dict[str, int] = {}
+        self._has_left = False
 
     @property
     def names(self) -> frozenset[str]:
@@ -130,7 +130,8 @@ class LeftTasks(WithServices):
     def declared(self) -> Mapping[str, Sequence[str]]:
         """Return the tasks that the node declares in its row, by queue."""
         limit_sets = self._registry.limit_sets()
-        return (limit_sets.only(self._registry.names - self._until.keys()) if self._until else limit_sets).tasks
+        # Once it has left a task, each heartbeat writes them: the row may hold others than the last one wrote.
+        return limit_sets.only(self._registry.names - self._until.keys()).tasks if self._has_left else limit_sets.tasks
 
     def note_read(self, job: ClaimedJob) -> None:
         """Note that the payload of a job could be read."""
@@ -144,16 +145,28 @@ class LeftTasks(WithServices):
         if self._unread[kind] < LEFT_AFTER or now < self._alone_until.get(task, 0):
             return False
         if task not in self.names:
+            # Noted first: the attempts that end meanwhile need not ask as well.
+            self._until[task] = now + LEFT_FOR
+            self._clock.call_at(now + LEFT_FOR, self._wake)
             with contextlib.suppress(StorageUnavailable):
-                if subject_of(task, job.queue) not in await self._storage.declared_subjects(self._own_id()):
+                if not await self._leave(job):
                     self._until.pop(task, None)
                     self._alone_until[task] = now + LEFT_FOR
+                    self._wake()
                     return False
-            if kind in self._unread:  # No other one was read meanwhile.
-                note_unreadable("a payload of task", task, f"{error}; its jobs are left to workers that can read them")
-                self._until[task] = now + LEFT_FOR
-                self._clock.call_at(now + LEFT_FOR, self._wake)
+            note_unreadable("a payload of task", task, f"{error}; its jobs are left to workers that can read them")
         return True
+
+    async def _leave(self, job: ClaimedJob) -> bool:
+        """Declare the task of a job no more; return whether another node runs it."""
+        definition = self._registry.find(job.task)
+        others = (self._own_id(), job.task, job.queue, frozenset() if definition is None else definition.requires)
+        if not await self._storage.runs_elsewhere(*others):
+            return False
+        # Two nodes may leave it at the same moment: each asks again after it has left.
+        self._has_left = True
+        await self._storage.declare(self._own_id(), self.declared())
+        return await self._storage.runs_elsewhere(*others)
 
 
 class TransactionRefused(StorageUnavailable):

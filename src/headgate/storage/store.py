@@ -339,6 +339,8 @@ class Store(Driver):
 
     deploys: Final = read(node_rows.deploys, "list")
     declared_subjects: Final = read(node_rows.declared_subjects, "list")
+    runs_elsewhere: Final = read(node_rows.runs_elsewhere, "engine")
+    declare: Final = write(node_rows.declare)
     beat: Final = write(node_rows.beat, is_atomic=False)
     set_node: Final = write(node_rows.set_node)
     rename_node: Final = write(node_rows.rename_node)

@@ -185,8 +185,6 @@ class NodesConformance(Conformance):
         await storage.beat("node-c", tasks={"default": ["call"], "mail": ["send", "sort"]})
         await storage.beat("node-c")
         assert await storage.declared_subjects() == {"call@default", "send@mail", "sort@mail"}
-        assert await storage.declared_subjects("node-a") == {"call@default", "send@mail", "sort@mail"}
-        assert await storage.declared_subjects("node-c") == {"call@default", "send@mail"}
         await storage.beat("node-a", is_stopping=True)
         await storage.set_node("node-b", lambda controls: replace(controls, queues={"default": 0, "mail": 1}))
         assert await storage.declared_subjects() == {"send@mail", "sort@mail"}
@@ -194,6 +192,23 @@ class NodesConformance(Conformance):
         assert await storage.declared_subjects() == {"send@mail"}
         await storage.recover("node-b", await beat_of(store_user, "node-b"))
         assert await storage.declared_subjects() == frozenset()
+
+    async def test_a_task_runs_elsewhere_on_a_node_that_declares_it_has_its_labels_and_claims(
+        self, store_user: StoreUser
+    ) -> None:
+        storage, none = store_user.storage, frozenset[str]()
+        tasks, controls = {"default": ["call"], "mail": ["send"]}, NodeControls({"default": 2, "mail": 0})
+        await storage.leave(store_user.node)
+        for name, labels in (("a", []), ("b", ["gpu"])):
+            await storage.join(f"node-{name}", name, controls=controls, labels=labels, tasks=tasks)
+        assert await storage.runs_elsewhere("node-a", "call", "default", frozenset({"gpu"}))
+        assert not await storage.runs_elsewhere("node-b", "call", "default", frozenset({"gpu"}))
+        assert await storage.runs_elsewhere("node-b", "call", "default", none)
+        assert not await storage.runs_elsewhere("node-b", "send", "mail", none)
+        await storage.declare("node-a", {"mail": ["send"]})
+        assert not await storage.runs_elsewhere("node-b", "call", "default", none)
+        await storage.set_node("node-b", lambda controls: replace(controls, is_quiet=True))
+        assert not await storage.runs_elsewhere("node-a", "call", "default", none)
 
     async def test_stored_times_are_those_of_the_store(self, store_user: StoreUser, clock: ManualClock) -> None:
         storage = store_user.storage

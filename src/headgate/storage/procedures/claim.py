@@ -86,10 +86,7 @@ class _LanesHidden(Exception):
 
 
 ReadAgain = Callable[[], Awaitable[ClaimSnapshot | None]]
-"""Reads a new snapshot of the lanes that this node can claim from; None if the server's clock had stepped.
-
-The step is corrected by then.
-"""
+"""Reads a new snapshot of the lanes that this node can claim from; None if the server's clock had stepped."""
 
 
 class _LockedNode(msgspec.Struct):

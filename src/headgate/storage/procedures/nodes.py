@@ -95,6 +95,8 @@ class _Peer(_Process):
 class _Declaration(msgspec.Struct):
     tasks: dict[str, list[str]]
     queues: dict[str, int]
+    labels: tuple[str, ...]
+    is_quiet: bool
 
 
 class MissingNode(msgspec.Struct):
@@ -236,18 +238,32 @@ async def lost_nodes(tx: Transaction, count: int) -> Sequence[LostNode]:
     return await tx.fetch(_LOST, "lost_nodes", since=tx.now - KEPT_FOR, count=count)
 
 
-async def declared_subjects(tx: Transaction, other_than: str = "") -> frozenset[str]:
-    """Return what nodes that claim declare for queues that they serve, but for one, each as `task@queue`.
+async def declared_subjects(tx: Transaction) -> frozenset[str]:
+    """Return what nodes that claim declare for queues that they serve, each as `task@queue`.
 
     What a node declares is a column of its row, so it ends with the row: as the node leaves, or is recovered.
     """
     return frozenset(
         subject_of(task, queue)
-        for each in await tx.fetch(_DECLARATIONS, "declarations", other_than=other_than)
+        for each in await tx.fetch(_DECLARATIONS, "declarations", other_than="")
         for queue, tasks in each.tasks.items()
         if each.queues.get(queue)
         for task in tasks
     )
+
+
+async def runs_elsewhere(tx: Transaction, node: str, task: str, queue: str, requires: frozenset[str]) -> bool:
+    """Return whether another node runs a task in a queue: it declares both, has the required labels, and claims."""
+    return any(
+        each.queues.get(queue) and task in each.tasks.get(queue, ()) and requires.issubset(each.labels)
+        for each in await tx.fetch(_DECLARATIONS, "declarations", other_than=node)
+        if not each.is_quiet
+    )
+
+
+async def declare(tx: Transaction, node: str, tasks: Mapping[str, Sequence[str]]) -> None:
+    """Store what a node declares, without waiting for its next heartbeat."""
+    await tx.execute("declare", id=node, tasks=as_json(tasks))
 
 
 async def set_node(

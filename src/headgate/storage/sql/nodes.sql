@@ -87,8 +87,12 @@ FROM headgate.node
 ORDER BY started_at, id
 
 -- name: declarations
--- Return the tasks that nodes declare which may claim, by queue, and the slots of these nodes; equal ones once.
-SELECT DISTINCT tasks, queues FROM headgate.node WHERE gone IS NULL AND NOT is_stopping AND id <> :other_than
+-- Return the tasks that nodes declare which may claim, by queue, and what else decides whether they run them.
+SELECT DISTINCT tasks, queues, labels, is_quiet FROM headgate.node
+WHERE gone IS NULL AND NOT is_stopping AND id <> :other_than
+
+-- name: declare
+UPDATE headgate.node SET tasks = :tasks::text WHERE id = :id AND gone IS NULL
 
 -- part: has_arrived [postgres]
 coalesce((SELECT jobs > 0 FROM headgate.arrival WHERE id >= :arrival_floor AND jobs > 0 ORDER BY id LIMIT 1), false)
