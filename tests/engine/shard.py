@@ -24,12 +24,13 @@ from headgate.jobs.batch import NewBatch
 from headgate.jobs.identity import job_number, job_text
 from headgate.jobs.job import BucketRef, ClaimedJob, JobRecord, JobState, NewJob, RemoteCharge
 from headgate.jobs.lifecycle import Ending
+from headgate.jobs.limit_sets import LIMIT_SUBJECT
 from headgate.limits.concurrency import Semaphore, load_permits
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import Rule
 from headgate.storage.admission import BucketVisit
 from headgate.storage.driver import NO_RULES
-from headgate.storage.records import Amendment, Claim, Claimed, StartMove
+from headgate.storage.records import LIMIT_SET_LIVES, Amendment, Claim, Claimed, StartMove
 from headgate.storage.sqlite.memory import MemoryStorage
 
 BATCH = 10
@@ -97,7 +98,6 @@ class InKeyTime(Rule[Any], frozen=True):
     ahead: int
 
     kind: ClassVar[str] = "in key time"
-    # The rule that nodes declare does not replace it.
     family: ClassVar[str] = "in key time"
 
     @property
@@ -224,6 +224,13 @@ class Shard(MemoryStorage):
                 rules[limit] = _in_key_time(rule, place.ahead)
         claimed = await super().claim(replace(claim, rules=rules))
         return replace(claimed, jobs=[self.in_key_time(job) for job in claimed.jobs])
+
+    async def note_limit_sets(
+        self, limit_sets: Mapping[str, str], *, lives: int = LIMIT_SET_LIVES
+    ) -> Mapping[str, bool]:
+        # A declared rule would replace that of a key, which is asked in the key's own time.
+        without_rules = {name: each for name, each in limit_sets.items() if not name.startswith(LIMIT_SUBJECT)}
+        return await super().note_limit_sets(without_rules, lives=lives)
 
     async def job(self, job_id: str) -> JobRecord | None:  # type: ignore[misc]
         record = await super().job(job_id)
