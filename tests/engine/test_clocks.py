@@ -306,3 +306,24 @@ def test_a_job_that_ended_before_the_clock_was_set_back_can_be_deleted() -> None
             assert await app.admin.count() == 0
 
     run_virtual(main)
+
+
+def test_a_purge_takes_jobs_that_ended_just_now_or_a_little_ahead() -> None:
+    """The fault: it left a job that had ended in the same microsecond, or that a clock a little ahead had ended."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = app_on(MemoryStorage(clock), clock=clock)
+
+        @app.task
+        async def work() -> None: ...
+
+        async with app:
+            for back in (0, 0.05):
+                job = await work.enqueue()
+                await job.result()
+                ended = (await job.status()).finished_at
+                assert ended is not None
+                clock.step_wall((from_datetime(ended) - clock.now()) / SECOND - back)
+                assert (await app.admin.purge(older_than=0)).changed == 1
+
+    run_virtual(main)
