@@ -6,6 +6,7 @@ import json
 import signal
 import sqlite3
 from collections import defaultdict
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -41,7 +42,7 @@ async def test_acknowledged_jobs_of_killed_threads_are_there_once_and_in_order(
         process.signal(signal.SIGKILL)
         await process.process.wait()
 
-    with sqlite3.connect(database) as connection:
+    with closing(sqlite3.connect(database)) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
         payloads = [json.loads(text) for (text,) in connection.execute("SELECT payload FROM job ORDER BY id")]
     stored: defaultdict[str, list[int]] = defaultdict(list)

@@ -125,7 +125,7 @@ def test_json_is_escaped_for_an_output_of_ascii_without_other_changes(monkeypatc
 def test_json_that_is_too_deep_for_lines_is_printed_as_one(capsys: pytest.CaptureFixture[str]) -> None:
     import msgspec
 
-    deep = "[" * 5000 + "]" * 5000
+    deep = "[" * 50_000 + "]" * 50_000
     print_json({"payload": msgspec.Raw(deep.encode())})
     assert capsys.readouterr().out == f'{{"payload":{deep}}}\n'
 

@@ -164,7 +164,9 @@ def test_show_prints_why_a_job_waits_and_its_progress(project: Project) -> None:
     assert "50%, halfway" in call("jobs", "show", failed).output
 
 
-@pytest.mark.parametrize("stored", ["not json", '{"tenant":' + "[" * 5000 + "]" * 5000 + "}"], ids=["no JSON", "deep"])
+@pytest.mark.parametrize(
+    "stored", ["not json", '{"tenant":' + "[" * 50_000 + "]" * 50_000 + "}"], ids=["no JSON", "deep"]
+)
 def test_a_payload_that_cannot_be_read_is_shown_as_a_text(project: Project, stored: str) -> None:
     """The fault: `jobs show --json` ended with a traceback, and showed none of its jobs."""
     id, good = project.enqueue("good"), project.enqueue("good")

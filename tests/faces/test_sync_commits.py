@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -81,9 +82,8 @@ def commits_of(app: Headgate, call: Callable[[], object]) -> list[bool]:
 
 def numbers(app: Headgate) -> list[int]:
     """The arguments of all jobs, in the order of their ids."""
-    rows = sqlite3.connect(storage_of(app).path).execute(
-        "SELECT json_extract(payload, '$.number') FROM job ORDER BY id"
-    )
+    with closing(sqlite3.connect(storage_of(app).path)) as connection:
+        rows = connection.execute("SELECT json_extract(payload, '$.number') FROM job ORDER BY id").fetchall()
     return [number for (number,) in rows]
 
 
@@ -197,6 +197,7 @@ def test_a_file_that_another_connection_locks_raises_the_same_error_and_can_be_u
             app.sync.run(note.enqueue(1))
         assert str(here.value) == str(on_the_loop.value)
         other.execute("ROLLBACK")
+        other.close()
         assert commits_of(app, lambda: note.sync.enqueue(2)) == [True]
         assert numbers(app) == [0, 2]
 
@@ -448,6 +449,7 @@ def test_a_commit_of_the_loop_waits_for_that_of_a_thread_and_no_thread_begins_be
         until_now(lambda: storage._is_writer_wanted)
         assert not storage.can_add_in_thread
         holder.execute("ROLLBACK")
+        holder.close()
         here.result(patient(10))
         on_the_loop.result(patient(10))
     until_now(lambda: storage.can_add_in_thread)
@@ -490,7 +492,7 @@ def test_a_fork_is_refused_as_before_even_if_another_thread_was_committing(tmp_p
         timeout=patient(20),
     )
     assert "was forked from it" in done.stdout, done.stderr
-    with sqlite3.connect(tmp_path / "jobs.db") as connection:
+    with closing(sqlite3.connect(tmp_path / "jobs.db")) as connection:
         assert connection.execute("SELECT count(*) FROM job").fetchone() == (2,)
 
 

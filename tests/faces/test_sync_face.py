@@ -406,8 +406,12 @@ def enqueue_later() -> None:
     enqueue()
 
 
+def start_thread() -> None:
+    threading.Thread(target=enqueue_later).start()
+
+
 if __name__ == "__main__":
-    for function in (enqueue, threading.Thread(target=enqueue_later).start):
+    for function in (enqueue, start_thread):
         child = multiprocessing.get_context("fork").Process(target=function)
         child.start()
         child.join()
