@@ -8,7 +8,16 @@ from typing import Any
 
 import pytest
 
-from headgate import Concurrency, DynamicWindow, FixedWindow, Headgate, RateLimit, SlidingWindow, StrictRate
+from headgate import (
+    Concurrency,
+    DynamicWindow,
+    FixedWindow,
+    Headgate,
+    LimitRejected,
+    RateLimit,
+    SlidingWindow,
+    StrictRate,
+)
 from headgate.limits.limit import Limit, changed
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
@@ -126,6 +135,30 @@ def test_another_sort_of_limit_is_used_fully_while_older_workers_run(before: Lim
                 since = len(releases.started)
                 await asyncio.sleep(600)
                 assert len(releases.started) - since == most
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("after", [Concurrency(2), DynamicWindow(per=60, capacity=5)], ids=["permits", "dynamic"])
+def test_plain_code_of_an_older_release_waits_for_a_limit_of_another_sort(after: Limit) -> None:
+    """The fault: it stored a state of its own there, so permits that jobs held were forgotten."""
+
+    async def main(clock: VirtualClock) -> None:
+        releases = Releases(clock, takes=60)
+        options = {"key": "{tenant}", "name": "api"}
+        async with (web := releases.release(changed(StrictRate("5/m"), **options))).open():
+            limiter = web.limiter("api")
+            assert (await limiter.try_acquire("acme")).allowed
+            async with (app := releases.release(changed(after, **options))):
+                await app.tasks["call"].enqueue_many([("acme",)] * 20)
+                await asyncio.sleep(90)
+                before = await app.admin.limits.bucket("api", "acme")
+                assert not (await limiter.try_acquire("acme")).allowed
+                assert (await limiter.snapshot("acme")).available == 0
+                with pytest.raises(LimitRejected, match="another sort of limit"):
+                    await limiter.reserve("acme")
+                assert await app.admin.limits.bucket("api", "acme") == before
+                assert await releases.store.check() == []
 
     run_virtual(main)
 

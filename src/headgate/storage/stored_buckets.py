@@ -45,8 +45,8 @@ class StoredBuckets:
         taken = await self._visit(bucket, lambda visit: _reserve(visit, cost), id, may_repeat=True)
         if taken is None:
             raise LimitRejected(
-                f"nothing was reserved: limit {bucket.limit!r} is paused for {bucket.key!r}; "
-                "resume it, or reserve again later",
+                f"nothing was reserved: limit {bucket.limit!r} is paused for {bucket.key!r}; resume it, or reserve "
+                "again later (it also is while a newer release declares it as another sort of limit)",
                 limit=bucket.limit,
                 key=bucket.key,
             )

@@ -12,7 +12,8 @@ from headgate.jobs.audit import AuditRecord
 from headgate.jobs.job import BucketRef
 from headgate.limits.concurrency import load_permits
 from headgate.limits.limit import AnyRule
-from headgate.storage.admission import BucketVisit
+from headgate.limits.rule import NEVER
+from headgate.storage.admission import BucketView, BucketVisit
 from headgate.storage.driver import Transaction
 from headgate.storage.fetched import NOTHING, FetchedBalance, dump_balance, load_balance
 from headgate.storage.live_rules import CachedRules, EditSetting, LimitSetting, edited, read_settings
@@ -84,8 +85,15 @@ async def visit(
     id: str | None,
     live: CachedRules,
 ) -> tuple[Any, bool]:
-    """As `Store.visit`. Returns the result of `change`, and whether permits or starts were returned."""
+    """As `Store.visit`. Returns the result of `change`, and whether permits or starts were returned.
+
+    To a process that declares the limit as another family than the newest release, it is paused: its state is another.
+    """
     await live.refresh(tx)
+    if ref.limit not in live.rules.usable(rules):
+        view = BucketView(ref, rules[ref.limit], None)
+        view.closed_until = NEVER
+        return change(BucketVisit(view, tx.limit_now, None)), False
     buckets = await lock_views(tx, [ref], rules, live.rules)
     noted = {"bucket": bucket_id(ref), "id": id}
     note = None if id is None else await tx.value("note_of_bucket", **noted, limit_now=tx.limit_now)
