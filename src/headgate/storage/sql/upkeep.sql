@@ -266,8 +266,8 @@ waiting
 -- part: needs_lane [sqlite]
 state IN ('waiting', 'running')
 
--- part: faults_of_versions [postgres]
--- What only rows with versions can have: fronts of lanes that are beyond jobs, rows that are there twice, unknown ids.
+-- part: faults_of_several_writers [postgres]
+-- What only they can cause: fronts of lanes that are beyond jobs, rows that are there twice, unknown ids, jobs without claims.
 SELECT 'lane ' || id || ' begins after job «' || job || '»'
 FROM (
     SELECT
@@ -295,8 +295,12 @@ UNION ALL
 SELECT 'bucket ' || coalesce(bucket.id, known_bucket.id) || ' and the ids of all buckets disagree'
 FROM headgate.bucket FULL JOIN headgate.known_bucket ON known_bucket.id = bucket.id
 WHERE bucket.id IS NULL OR known_bucket.id IS NULL
+UNION ALL
+SELECT 'job «' || id || '» runs on node ' || node || ', which has no claim with it'
+FROM headgate.job
+WHERE state = 'running' AND (node, id) NOT IN (SELECT node, unnest(jobs) FROM headgate.claim)
 
--- part: faults_of_versions [sqlite]
+-- part: faults_of_several_writers [sqlite]
 SELECT NULL WHERE false
 
 -- part: may_oversleep [postgres]
@@ -312,14 +316,6 @@ true
 
 -- part: has_not_succeeded
 state IN ('failed', 'cancelled', 'skipped')
-
--- part: unclaimed_jobs [postgres]
-SELECT 'job «' || id || '» runs on node ' || node || ', which has no claim with it'
-FROM headgate.job
-WHERE state = 'running' AND (node, id) NOT IN (SELECT node, unnest(jobs) FROM headgate.claim)
-
--- part: unclaimed_jobs [sqlite]
-SELECT NULL WHERE false
 
 -- name: check
 -- Return a sentence for each contradiction between jobs, lanes and buckets.
@@ -368,7 +364,7 @@ FROM (
 ) AS asleep
 WHERE job IS NOT NULL
 UNION ALL
-@faults_of_versions
+@faults_of_several_writers
 UNION ALL
 SELECT 'job «' || id || '» is blocked, and «' || follows || '», which it follows, is final or not marked as followed'
 FROM headgate.job
@@ -431,8 +427,6 @@ UNION ALL
 SELECT 'job «' || id || '» is ' || state || ' and has the end of a retention'
 FROM headgate.job
 WHERE kept_until IS NOT NULL AND finished_at IS NULL
-UNION ALL
-@unclaimed_jobs
 UNION ALL
 SELECT 'tag ' || tag || ' has job «' || job || '», which does not have it'
 FROM headgate.job_tag
