@@ -17,7 +17,7 @@ import pytest_asyncio
 from headgate.clock import SECOND, SystemClock, to_datetime
 from headgate.jobs.audit import AuditFilter, AuditRecord
 from headgate.jobs.history import ALL, JobsStep, LimitStep
-from headgate.jobs.identity import IdSource, job_text, lowest_made_at
+from headgate.jobs.identity import IdSource, job_number, job_text, lowest_made_at
 from headgate.jobs.job import BucketRef, JobError, JobState, NewJob, Progress
 from headgate.jobs.lifecycle import Ending, Finished, Returned
 from headgate.jobs.query import JobFilter
@@ -332,16 +332,26 @@ KEPT = 20_000
 FINAL_JOBS = """
 INSERT INTO headgate.job (
     id, lane, delayed, priority, run_at, rank, enqueued_at, started_at, finished_at, state, task, queue, buckets,
-    payload, waiting
+    payload, waiting, own_id
 )
 SELECT
-    $2::bigint + (number << 12), 'lane', false, 5, $1::bigint + number, $1::bigint + number, $1::bigint + number,
-    $1::bigint + number, $1::bigint + number, 'succeeded', 'send', 'mail', '[]', '[[],{}]', false
-FROM generate_series(1, $3::bigint) AS number
+    id, 'lane', false, 5, $1::bigint + number, $1::bigint + number, $1::bigint + number,
+    $1::bigint + number, $1::bigint + number, 'succeeded', 'send', 'mail', '[]', '[[],{}]', false,
+    CASE WHEN id < 0 THEN $3 || number END
+FROM unnest($2::bigint[]) WITH ORDINALITY AS made (id, number)
 """
 
 
-async def test_pruning_reads_few_of_the_jobs_that_are_kept(tmp_path: Path) -> None:
+async def add_final_jobs(url: str, at: int, *, own_ids: str = "") -> None:
+    """Store jobs that were enqueued and ended from then on, with own ids that begin so, or with ids of that time."""
+    numbers = range(1, KEPT + 1)
+    ids = [job_number(f"{own_ids}{each}") if own_ids else lowest_made_at(at) + (each << 12) for each in numbers]
+    await ask(url, FINAL_JOBS, at, ids, own_ids)
+    await ask(url, "VACUUM ANALYZE headgate.job")
+
+
+@pytest.mark.parametrize("own_ids", ["", "order "])
+async def test_pruning_reads_few_of_the_jobs_that_are_kept(tmp_path: Path, own_ids: str) -> None:
     """The fault: once the pages of deleted jobs had been used again, each look for old jobs read the whole table.
 
     The summary of a range of pages keeps the oldest time that ever was in it.
@@ -351,13 +361,12 @@ async def test_pruning_reads_few_of_the_jobs_that_are_kept(tmp_path: Path) -> No
         await storage.open()
         plans = Plans(tmp_path / "postgres.log")
         at = storage.now() - 240 * HOUR
-        for _ in range(2):
+        for cycle in range(2):
             # All but the last one, whose page keeps those before it in the file.
-            await ask(server.url, "DELETE FROM headgate.job WHERE id < (SELECT max(id) FROM headgate.job)")
+            await ask(server.url, "DELETE FROM headgate.job WHERE run_at < (SELECT max(run_at) FROM headgate.job)")
             await ask(server.url, "VACUUM headgate.job")
             at += 24 * HOUR
-            await ask(server.url, FINAL_JOBS, at, lowest_made_at(at), KEPT)
-            await ask(server.url, "VACUUM ANALYZE headgate.job")
+            await add_final_jobs(server.url, at, own_ids=own_ids and f"{own_ids}{cycle}.")
         plans.read()
         assert await storage.prune(at - HOUR, 200, since=at - 20 * HOUR) == 0
         assert await storage.prune(at + KEPT // 2, 200, since=at - 20 * HOUR) == 200
@@ -376,10 +385,9 @@ async def test_pruning_reads_no_jobs_that_are_kept_for_ever_in_each_round(tmp_pa
         await storage.open()
         plans = Plans(tmp_path / "postgres.log")
         kept, recent = storage.now() - 240 * HOUR, storage.now() - 20 * HOUR
-        await ask(server.url, FINAL_JOBS, kept, lowest_made_at(kept), KEPT)
+        await add_final_jobs(server.url, kept)
         await ask(server.url, """UPDATE headgate.job SET options = '{"retention":{"succeeded":null}}'""")
-        await ask(server.url, FINAL_JOBS, recent, lowest_made_at(recent), KEPT)
-        await ask(server.url, "VACUUM ANALYZE headgate.job")
+        await add_final_jobs(server.url, recent)
         plans.read()
         assert await storage.prune(recent - HOUR, 200, since=recent - 24 * HOUR) == 0
         # Nor are they read at once in a round of all.

@@ -86,7 +86,7 @@ class _LostTag(NamedTuple):
 
 
 MADE_AHEAD = 60 * SECOND
-"""How far the ids of jobs may be ahead of the time at which they were made, for jobs to be pruned without a delay."""
+"""How far the clock that jobs were enqueued by may have been ahead, for jobs to be pruned without a delay."""
 
 LINES_AT_ONCE = 5000
 """How many log lines are deleted in one commit at most, so that other writes do not wait long for it."""
@@ -125,7 +125,8 @@ async def prune(
     logged much. If none are left, up to `count` batches of that time without jobs are deleted; 0 if none are left.
     """
     until = min(finished_before, until or finished_before)
-    made = {"made_since": lowest_made_at(since), "made_before": lowest_made_at(until + MADE_AHEAD)}
+    enqueued = until + MADE_AHEAD
+    made = {"made_since": lowest_made_at(since), "made_before": lowest_made_at(enqueued), "enqueued_before": enqueued}
     bounds = {"before": finished_before, "since": since, "until": until, "count": count}
     found = await tx.fetch(_PRUNABLE, "prunable", **bounds, **made, states=sorted(states))
     if not found:

@@ -15,13 +15,13 @@ SELECT * FROM (
 -- name: prunable [postgres]
 -- Return jobs that finished in these states before then, with the number of log lines of each, and its batch.
 -- Their ids were made from :made_since to :made_before, so the primary key has few others among them, however many jobs are
--- kept. A job whose id was made by a clock that was ahead is found later by as much. Ids that callers chose are below 0: they
--- may take a search of the whole table, so they are looked for in the first and the last of several parts alone.
+-- kept. Ids that callers chose are below 0 and in no order, so these jobs are found by when they were enqueued. A job that was
+-- enqueued by a clock that was ahead is found later by as much.
 SELECT @prunable_job
 FROM (
     @some_prunable(id >= :made_since::bigint AND id < :made_before::bigint)
     UNION ALL
-    @some_prunable(own_id IS NOT NULL AND finished_at >= :since AND (:since::bigint = 0 OR :until::bigint = :before::bigint))
+    @some_prunable(id < 0 AND enqueued_at >= :since AND enqueued_at < :enqueued_before)
 ) AS job
 LIMIT :count
 

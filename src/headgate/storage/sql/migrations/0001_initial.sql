@@ -342,6 +342,9 @@ CREATE INDEX job_unique_running ON headgate.job (task, unique_key) WHERE holds_k
 CREATE INDEX job_failed ON headgate.job (id) INCLUDE (failed_as, failed_at) WHERE failed_at IS NOT NULL; -- [postgres]
 CREATE INDEX job_failed ON headgate.job (id) WHERE failed_at IS NOT NULL; -- [sqlite]
 CREATE INDEX job_own_id ON headgate.job (own_id) WHERE own_id IS NOT NULL;
+-- Own ids are not in the order of time, so old jobs with them are found by this; its condition keeps searches for how an own
+-- id begins from reading it.
+CREATE INDEX job_own_id_enqueued ON headgate.job (enqueued_at) WHERE id < 0; -- [postgres]
 CREATE INDEX job_follows ON headgate.job (follows, id) WHERE follows IS NOT NULL;
 CREATE INDEX job_batch ON headgate.job (batch, id) WHERE batch IS NOT NULL; -- [postgres]
 CREATE INDEX job_batch ON headgate.job (batch) WHERE batch IS NOT NULL; -- [sqlite]
