@@ -143,8 +143,6 @@ class WriteOptions(TypedDict, total=False):
     """It locks buckets, in a process that may run no node."""
     has_rows: bool
     """Its caller leaves out the row that the store cannot hold, which it finds by the driver's error."""
-    reads_summaries: bool
-    """It reads by an index that has summaries of pages."""
 
 
 Wake = Callable[[Collection[str] | None], None]

@@ -360,8 +360,8 @@ class Store(Driver):
         )
 
     release_followers: Final = write_without_held(following.release_followers, wakes=bool)
-    prune: Final = write(upkeep_rows.prune, reads_summaries=True)
-    delete: Final = write(upkeep_rows.delete, wakes=True, reads_summaries=True)
+    prune: Final = write(upkeep_rows.prune)
+    delete: Final = write(upkeep_rows.delete, wakes=True)
     prune_audit: Final = write(audit.prune_audit, is_atomic=False)
 
     async def prune_by_own_retention(self, count: int = 1000, *, until: int | None = None) -> int:

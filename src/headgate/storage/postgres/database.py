@@ -68,9 +68,6 @@ BEGIN = "BEGIN ISOLATION LEVEL read committed"
 SCANNING = {name: "on" for name in SETTINGS if name.startswith("enable_")} | {"plan_cache_mode": "force_custom_plan"}
 """Other settings for a transaction that may read whole tables: its best plan depends on its parameters."""
 
-SUMMARIES = {"enable_bitmapscan": "on"}
-"""Further settings for a transaction that reads by summaries of pages: a BRIN index is read in no other way."""
-
 CHECK_FOR = 600.0
 """Seconds that a statement of a check may take: it reads all rows, or a whole index."""
 

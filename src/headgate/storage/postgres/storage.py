@@ -34,7 +34,6 @@ from headgate.storage.postgres.claimer import Claimer
 from headgate.storage.postgres.database import (
     COMMAND_TIMEOUT,
     PATIENCE,
-    SUMMARIES,
     Database,
     Session,
     checked_url,
@@ -284,8 +283,7 @@ class PostgresStorage(Store):
                 result = await self._when_free(changes_job, work)
             elif options.get("is_atomic", True):
                 unsynced = UNSYNCED if options.get("may_be_lost") else {}
-                plans = SUMMARIES if options.get("reads_summaries") else {}
-                result = await self._database.transact(work, {**unsynced, **plans})
+                result = await self._database.transact(work, unsynced)
             elif options.get("may_repeat"):
                 result = await self._database.repeat(work)
             else:

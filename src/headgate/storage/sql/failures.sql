@@ -53,7 +53,7 @@ job.id, job.task, job.queue, job.state, job.attempt, job.finished_at, job.batch,
 
 -- name: ended [postgres]
 -- Return the jobs that became final from :at on and before :until, in the order of their ends; of those that ended at
--- :at, the ones with greater ids. The summaries of pages find them, as they find what to prune.
+-- :at, the ones with greater ids. The summaries of pages find them.
 SELECT @stored_end
 FROM headgate.job
 WHERE finished_at >= :at::bigint AND finished_at < :until::bigint AND (finished_at > :at::bigint OR id > :id::bigint)
