@@ -304,7 +304,7 @@ class RunningAttempt:
                 # The fast path, which most attempts take.
                 self.is_called = True
                 with EndsForks():
-                    result = await task.function(*arguments, **named)
+                    result = await self._dependencies.registry.hooks.for_loop(task.function(*arguments, **named))
             elif task.chunk is not None:
                 result = await self._in_chunk(arguments, named)
             else:
@@ -430,7 +430,7 @@ class RunningAttempt:
             raise _TooLate
         if self.task.is_async:
             with EndsForks():
-                return await self._function()(*arguments, **named)
+                return await self._dependencies.registry.hooks.for_loop(self._function()(*arguments, **named))
         return await self._shielded(self._in_thread(arguments, named))
 
     async def _in_chunk(self, arguments: list[Any], named: dict[str, Any]) -> Any:
@@ -500,9 +500,7 @@ class RunningAttempt:
 
     def _in_thread(self, arguments: list[Any], named: dict[str, Any]) -> asyncio.Future[Any]:
         call = EndsForks()(partial(contextvars.copy_context().run, self._function(), *arguments, **named))
-        if (around := self._dependencies.registry.hooks.around_thread) is not None:
-            call = partial(around, call)
-        return in_thread(self._dependencies.pool, call)
+        return in_thread(self._dependencies.pool, self._dependencies.registry.hooks.for_thread(call))
 
     async def _shielded(self, work: asyncio.Future[Any]) -> Any:
         """Await the work of a thread. A cancelled attempt ends at once; its thread continues and keeps the slot."""
@@ -543,7 +541,8 @@ class RunningAttempt:
                         raise _TooLate
                     if self.task.executor is Executor.LOOP:
                         with EndsForks():
-                            result = await self._function()(*arguments, **named, **resources)
+                            running = self._function()(*arguments, **named, **resources)
+                            result = await self._dependencies.registry.hooks.for_loop(running)
                     else:
                         result = await self._in_thread(arguments, {**named, **resources})
                         if self._is_left or self.cause is not None:

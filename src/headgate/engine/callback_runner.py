@@ -15,7 +15,6 @@ from headgate.engine.results import cause_of
 from headgate.errors import USER_CODE_ERRORS, JobFailed, StorageUnavailable
 from headgate.jobs.event import CallbackFailed
 from headgate.jobs.job import JobState, summarize_error
-from headgate.shielding import call_any, in_thread
 from headgate.storage.store import Store
 from headgate.tasks.callbacks import AnyCallback, CallbackKind
 from headgate.tasks.context import JobContext, enter
@@ -143,7 +142,7 @@ class CallbackRunner:
         try:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="headgate-callback")
-            await call_any(callback, job, *details, run=partial(in_thread, self._pool))
+            await self._registry.hooks.call(self._pool, callback, job, *details)
         except (SystemExit, KeyboardInterrupt) as error:
             # Raised out of a task, these would end the program.
             raise RuntimeError(f"the callback raised {summarize_error(error)}") from error

@@ -16,6 +16,7 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from multiprocessing import spawn
 from typing import IO, Any, cast
 
@@ -128,6 +129,7 @@ class _Child:
         self._is_sending = False
         self._unsent: deque[bytes] = deque()
         self._requests: queue.SimpleQueue[bytes | BaseException | None] = queue.SimpleQueue()
+        self._around: Callable[[Callable[[], Any]], Any] = lambda call: call()
         self._is_busy = True
         self.is_fork = False
         self.lowest: int | None = None
@@ -140,7 +142,9 @@ class _Child:
         JobLogCapture(self).start()
         sys.argv = [os.fsdecode(argument) for argument in setup.arguments]
         try:
-            self._functions.load(setup.module)
+            if setup.hooks and setup.hooks[0].moment is Moment.CALL:
+                self._around = find_function(setup.hooks[0].module, setup.hooks[0].function)
+            self._around(partial(self._functions.load, setup.module))
         except BaseException as error:
             self.send(NotReady(f"a child process could not import module {setup.module!r}", describe_error(error)))
             return
@@ -166,7 +170,7 @@ class _Child:
                 function = find_function(hook.module, hook.function)
                 if hook.moment is Moment.SHUTDOWN:
                     shutdown.callback(self._shut_down, function)
-                else:
+                elif hook.moment is Moment.STARTUP:
                     function()
             except BaseException as error:
                 what = f"startup function {hook.function!r} raised in a child process"
@@ -246,7 +250,7 @@ class _Child:
             except PayloadError as error:
                 return ArgumentsRejected(truncated_error(error))
             enter(JobContext(request.job, request.limits, _Charge(self, request.job), self))
-            result = function(*arguments, **named)
+            result = self._around(partial(function, *arguments, **named))
             try:
                 payload.require_run(result)
                 return ReturnedValue(payload.encode_result(result) if request.needs_result else "null")

@@ -15,7 +15,7 @@ IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 class ChildHook(msgspec.Struct, frozen=True):
-    """A function that a child calls at its start or at its end."""
+    """A function that a child calls at its start, at its end, or with each call."""
 
     moment: Moment
     module: str

@@ -193,8 +193,9 @@ class ChunkCalls(WithServices):
         call = partial(task.function, [place.item for place in ready])
         if task.is_async:
             with EndsForks():
-                return await call()
-        work = in_thread(self._pool, EndsForks()(partial(contextvars.copy_context().run, call)))
+                return await self._registry.hooks.for_loop(call())
+        call = EndsForks()(partial(contextvars.copy_context().run, call))
+        work = in_thread(self._pool, self._registry.hooks.for_thread(call))
         for place in ready:
             # A thread cannot be stopped, and outlives its call.
             place.member.thread = work

@@ -42,7 +42,6 @@ from headgate.shielding import in_thread, read_error
 from headgate.storage.records import FreeSlots
 from headgate.tasks.callbacks import CallbackKind
 from headgate.tasks.definition import TaskDefinition
-from headgate.tasks.hooks import HookScope
 from headgate.tasks.tracing import Tracing
 
 MakeAttempt = Callable[[ClaimedJob, TaskDefinition, AttemptCharge | None, AttemptDependencies], RunningAttempt]
@@ -82,8 +81,7 @@ class RunningAttempts(WithServices):
         self._pool = pool
         self._make_attempt = make_attempt
         self._on_concluded = on_concluded
-        hooks = [hook for hook in services.registry.hooks.lifecycle if hook.scope is HookScope.CHILD]
-        self._children = Children(hooks, child_bounds)
+        self._children = Children(services.registry.hooks.of_children(), child_bounds)
         self._resources = ResourcePool(services.clock, services.bus)
         self.left = LeftTasks(services, lambda: recorder.node, partial(wake, slots.capacity))
         self._dependencies = AttemptDependencies(

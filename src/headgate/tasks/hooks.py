@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import Executor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -11,6 +12,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from headgate.errors import DeclarationError, HeadgateError
+from headgate.shielding import call_any, in_thread
 from headgate.tasks.callbacks import name_of, require_function
 from headgate.tasks.context import AttemptContext
 from headgate.tasks.executor_kind import have_one_name, require_importable
@@ -61,10 +63,11 @@ class HookScope(StrEnum):
 
 
 class Moment(StrEnum):
-    """The moment at which a function of a process is called."""
+    """The moment at which a function of a process is called. `CALL`: with each call, in its place."""
 
     STARTUP = "startup"
     SHUTDOWN = "shutdown"
+    CALL = "call"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,7 @@ class LifecycleHook:
 
     moment: Moment
     scope: HookScope
-    function: LifecycleFunction
+    function: Callable[..., object]
 
 
 class Hooks:
@@ -83,10 +86,30 @@ class Hooks:
         self.around_enqueue: list[AroundEnqueue] = []
         self.around_attempt: list[AroundAttempt] = []
         self.lifecycle: list[LifecycleHook] = []
-        # Called in the thread of a plain handler, with the call of it; for the connections of a framework.
-        self.around_thread: Callable[[Callable[[], Any]], Any] | None = None
+        # For the connections of a framework: called in the thread or the child process of each plain function, with the
+        # call of it, and with each coroutine of a handler, a chunk or a callback.
+        self.around_call: Callable[[Callable[[], Any]], Any] | None = None
+        self.around_coroutine: Callable[[Awaitable[Any]], Awaitable[Any]] | None = None
         # Entered for calls that are in no attempt, of chunks, callbacks and alerts: what they set is to be their own.
         self.call_contexts: list[Callable[[], AbstractContextManager[object]]] = []
+
+    def for_thread(self, call: Callable[[], R]) -> Callable[[], R]:
+        """Return the call of a plain function, with `around_call` around it."""
+        return call if self.around_call is None else partial(self.around_call, call)
+
+    def for_loop(self, call: Awaitable[R]) -> Awaitable[R]:
+        """Return the awaitable of a coroutine function, with `around_coroutine` around it."""
+        return call if self.around_coroutine is None else self.around_coroutine(call)
+
+    async def call(self, pool: Executor, function: Callable[..., object], *args: object) -> None:
+        """Call a function of the user, a plain one in a thread of the pool, with what is around all functions."""
+        calling = call_any(function, *args, run=lambda call: in_thread(pool, self.for_thread(call)))
+        await (self.for_loop(calling) if inspect.iscoroutinefunction(function) else calling)
+
+    def of_children(self) -> list[LifecycleHook]:
+        """Return what a child process calls."""
+        around = [] if self.around_call is None else [LifecycleHook(Moment.CALL, HookScope.CHILD, self.around_call)]
+        return [*around, *(hook for hook in self.lifecycle if hook.scope is HookScope.CHILD)]
 
     @contextmanager
     def call_context(self) -> Iterator[None]:

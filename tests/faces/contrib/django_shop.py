@@ -33,7 +33,7 @@ def set_up(folder: Path) -> Iterator[Any]:
         environment.setenv("SHOP_ELSEWHERE", str(folder / "elsewhere.db"))
         environment.setenv("DJANGO_SETTINGS_MODULE", SETTINGS)
         django.setup()
-        from tests.faces.contrib.shop import tasks
+        from tests.faces.contrib.shop import tasks, users  # noqa: F401  # declares a task
         from tests.faces.contrib.shop.jobs import app
 
         # A file of jobs may hold other tables, too, but has to be made as one.

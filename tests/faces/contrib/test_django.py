@@ -385,11 +385,26 @@ def test_a_job_leaves_no_connection_to_the_thread_that_ran_it(worker: Any) -> No
     assert not any(ended(worker.is_connected.enqueue()).return_value for _ in range(5))
 
 
-def test_a_task_of_the_app_itself_leaves_no_connection_either(worker: Any) -> None:
-    from tests.faces.contrib.shop.jobs import connects
+@pytest.mark.parametrize(
+    "name", ["connects", "connects_soon", "connects_many", "connects_many_soon", "connects_in_child"]
+)
+def test_a_task_of_the_app_itself_leaves_no_connection_either(worker: Any, name: str) -> None:
+    """The fault: coroutines, chunks and child processes kept it, and failed for ever after the server had restarted."""
+    from tests.faces.contrib.shop.jobs import app
 
-    jobs = [connects.sync.enqueue() for _ in range(9)]
-    assert not any(job.result(timeout=patient(10)) for job in jobs)
+    connects = app.tasks[name]
+    jobs = [connects.sync.enqueue(*((1,) if "many" in name else ())) for _ in range(9)]
+    assert not any(job.result(timeout=patient(30)) for job in jobs)
+
+
+def test_callbacks_leave_no_connection(worker: Any) -> None:
+    """The fault: theirs stayed open, and a coroutine used it after the server had restarted."""
+    from tests.faces.contrib.shop import jobs
+
+    for _ in range(5):
+        jobs.calls_back.sync.enqueue().result(timeout=patient(10))
+    until_now(lambda: len(jobs.seen) == 10)
+    assert not any(jobs.seen)
 
 
 # ------------------------------------------------------------------------------------------------------------- limits

@@ -20,7 +20,7 @@ from msgspec import structs
 from headgate import DeclarationError, Headgate, JobNotFound
 from headgate.admin import JobDetails
 from headgate.contrib.django.arguments import Arguments
-from headgate.contrib.django.body import DjangoTaskBody, with_connections
+from headgate.contrib.django.body import DjangoTaskBody, with_connections, with_own_connections
 from headgate.contrib.django.default_app import app_of_database, problem_with_database
 from headgate.contrib.django.options import options_of
 from headgate.contrib.django.results import PRIORITY, enqueued_result
@@ -88,7 +88,8 @@ class HeadgateBackend(backends.BaseTaskBackend):  # type: ignore[misc]  # its ba
                 if queue not in app._client.registry.queues:
                     app.queue(queue)
             # For the app's own tasks and schedules, too.
-            app._registry.hooks.around_thread = with_connections
+            app._registry.hooks.around_call = with_connections
+            app._registry.hooks.around_coroutine = with_own_connections
             self._app = app
         return self._app
 

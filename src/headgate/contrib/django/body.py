@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 from inspect import iscoroutinefunction
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import django
 import msgspec
 from asgiref.sync import ThreadSensitiveContext, sync_to_async
+from django.apps import apps
 from django.db import connections
 from msgspec import structs
 
@@ -22,10 +24,16 @@ from headgate.contrib.django.options import options_of
 from headgate.contrib.django.results import fail, started_result, stored_result, succeed
 from headgate.contrib.django.standard import base, signals
 from headgate.jobs.identity import process_name
+from headgate.tasks.executor_kind import IN_CHILD
 
 
 def with_connections(call: Callable[[], Any]) -> Any:
-    """Return `call()`, in a thread of a pool, where no request ends, which is when Django closes old connections."""
+    """Return `call()`, in a thread of a pool, where no request ends, which is when Django closes old connections.
+
+    In a child process this is called before anything of the project is imported.
+    """
+    if IN_CHILD.is_set() and not apps.ready:
+        django.setup()
     _close_old_connections()
     try:
         return call()
@@ -36,11 +44,20 @@ def with_connections(call: Callable[[], Any]) -> Any:
 def _close_old_connections() -> None:
     # A test runs jobs in its own thread, which may be the main one, and needs its connection and its transaction until
     # it ends. Some tests may not use a connection at all.
-    if threading.current_thread() is threading.main_thread():
+    if threading.current_thread() is threading.main_thread() and not IN_CHILD.is_set():
         return
     for connection in connections.all(initialized_only=True):
         if not connection.in_atomic_block:
             connection.close_if_unusable_or_obsolete()
+
+
+async def with_own_connections(call: Awaitable[Any]) -> Any:
+    """Await a coroutine. As Django does it for requests: its ORM calls have a thread, so connections, of their own."""
+    async with ThreadSensitiveContext():
+        try:
+            return await call
+        finally:
+            await sync_to_async(_close_connections)()
 
 
 def _close_connections() -> None:
@@ -104,14 +121,9 @@ class DjangoTaskBody:
     async def _run_async(self, named: dict[str, Any]) -> Any:
         job = current_job()
         args, kwargs = self.parameters.of_job(named, job.headers)
-        # As Django does it for requests: the ORM calls of a job have their own thread, and so their own connection.
-        async with ThreadSensitiveContext():
-            try:
-                result = await sync_to_async(self._running)(job, Arguments(args, kwargs))
-                await signals.task_started.asend_robust(sender=self._sender, task_result=result)
-                return await self._task.func(*self._context(result), *args, **kwargs)
-            finally:
-                await sync_to_async(_close_connections)()
+        result = await sync_to_async(self._running)(job, Arguments(args, kwargs))
+        await signals.task_started.asend_robust(sender=self._sender, task_result=result)
+        return await self._task.func(*self._context(result), *args, **kwargs)
 
     def _running(self, job: JobContext, call: Arguments) -> Any:
         # Earlier attempts are read if there may be any, and if the handler uses them.
@@ -127,10 +139,10 @@ class DjangoTaskBody:
 
     def _on_completed(self, job: JobContext, value: Any) -> None:
         stored = msgspec.json.decode(self.app_task.payload.in_clear().encode_result(value))
-        with_connections(partial(self._send_finished, job, partial(succeed, value=stored)))
+        self._send_finished(job, partial(succeed, value=stored))
 
     def _on_error(self, job: JobContext, error: BaseException) -> None:
-        with_connections(partial(self._send_finished, job, partial(fail, error=error)))
+        self._send_finished(job, partial(fail, error=error))
 
     def _send_finished(self, job: JobContext, end: Callable[[Any], None]) -> None:
         """Send task_finished, with what is known here: at the end of a worker the store may be closed already."""
