@@ -182,6 +182,7 @@ class Headgate(RefusesForeignWords):
         )
         self._ids = IdSource(random)
         self._wire(storage, address_of(url, storage), self._clock, EventBus(), history=self._settings.history)
+        self._client.require_usable = getattr(url, "require_usable", None)
 
     @classmethod
     def _on_store(cls, storage: Store, **settings: Any) -> Self:

@@ -100,6 +100,9 @@ class Client:
     """In a test that keeps jobs apart: for jobs of transactions, functions that return whether these were rolled back.
     """
 
+    require_usable: Callable[[], None] | None = None
+    """Raises an error where the URL of the store must not be used. A test that keeps jobs apart has no such URL."""
+
     def __init__(
         self,
         storage: Store,
@@ -175,9 +178,11 @@ class Client:
         """Raise DeclarationError where the app must not be opened.
 
         That is while its program is imported for its declarations, and in a child process whose store would be separate
-        from that of the app.
+        from that of the app. Raises what its URL raises if its store may not be used.
         """
         require_not_imported()
+        if self.require_usable is not None:
+            self.require_usable()
         if IN_CHILD.is_set() and self.storage.is_in_process:
             raise DeclarationError(
                 "jobs on memory:// are in the memory of another process, so a process task cannot enqueue; "

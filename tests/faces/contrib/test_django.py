@@ -21,13 +21,13 @@ from django.db import connection, connections, transaction
 from django.test.utils import override_settings
 from django.utils import timezone
 
-from headgate import DeclarationError, Headgate, JobState, PayloadError, StorageUnavailable, UnfitConnection
+from headgate import DeclarationError, Headgate, JobState, PayloadError, StorageUnavailable, UnfitConnection, chain
 from headgate.contrib.django import HeadgateBackend, database_url, task_options
 from headgate.contrib.django.backend import IMPORTED
-from headgate.contrib.django.default_app import problem_with_database
 from headgate.contrib.django.standard import InvalidTask, InvalidTaskBackend, exceptions, signals, tasks
 from headgate.errors import UnknownQueue
 from headgate.jobs.encoded import codecs_of
+from headgate.testing import manual
 from tests.faces.contrib.django_shop import ended, running, set_up
 from tests.internals import make_ids_again
 from tests.until import patient, until_now
@@ -461,9 +461,33 @@ def test_jobs_beside_a_sqlite_file_are_in_its_folder_whatever_that_is_called(
     monkeypatch.setitem(connection.settings_dict, "NAME", "/srv/a%20b?/c d.db")
     app = Headgate(database_url())
     assert app._client.address.shown == "/srv/a%20b?/c d-jobs.db"
-    assert problem_with_database(app) is None
-    monkeypatch.setitem(connection.settings_dict, "NAME", "/srv/test.db")
-    assert "the jobs are in /srv/a%20b?/c d-jobs.db" in str(problem_with_database(app))
+
+
+def test_no_test_works_on_the_jobs_of_the_site(shop: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The fault: only Django's own tasks were refused; tasks of the app were enqueued, and run, in production."""
+    monkeypatch.delenv("HEADGATE_URL")
+    monkeypatch.setitem(connection.settings_dict, "NAME", str(tmp_path / "site.db"))
+    app = Headgate(database_url())
+    of_app = app.task(report)
+    of_django = tasks.task(backend="beside")(report)
+    beside = backend(OPTIONS={"app": app}, QUEUES=[])
+    monkeypatch.setitem(connection.settings_dict, "NAME", str(tmp_path / "test.db"))
+    refused = pytest.raises(ImproperlyConfigured, match=r"the jobs are in .*site-jobs.db, and Django uses .*test.db'")
+    with refused:
+        of_app.sync.enqueue()
+    with refused:
+        chain(of_app.call(), of_app.call()).sync.enqueue()
+    with refused:
+        beside.enqueue(of_django, (), {})
+    with refused, app.open():
+        pass
+    assert list(tmp_path.iterdir()) == []
+    with manual(app) as jobs:
+        of_app.sync.enqueue()
+        assert jobs.sync.drain().count("succeeded") == 1
+    monkeypatch.setitem(connection.settings_dict, "NAME", str(tmp_path / "site.db"))
+    with app.sync:
+        assert of_app.sync.enqueue().status().state == "waiting"
 
 
 def test_without_databases_the_url_of_the_jobs_is_refused_for_that(shop: Any, monkeypatch: pytest.MonkeyPatch) -> None:

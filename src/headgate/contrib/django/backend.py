@@ -21,7 +21,7 @@ from headgate import DeclarationError, Headgate, JobNotFound
 from headgate.admin import JobDetails
 from headgate.contrib.django.arguments import Arguments
 from headgate.contrib.django.body import DjangoTaskBody, with_connections, with_own_connections
-from headgate.contrib.django.default_app import app_of_database, problem_with_database
+from headgate.contrib.django.default_app import app_of_database
 from headgate.contrib.django.options import options_of
 from headgate.contrib.django.results import PRIORITY, enqueued_result
 from headgate.contrib.django.standard import InvalidTaskBackend, backends, base, exceptions, signals, tasks
@@ -112,8 +112,8 @@ class HeadgateBackend(backends.BaseTaskBackend):  # type: ignore[misc]  # its ba
         jobs would be those of the site.
         """
         self.validate_task(task)
-        if (problem := problem_with_database(self.app)) is not None:
-            raise ImproperlyConfigured(problem)
+        if self.app._client.require_usable is not None:
+            self.app._client.require_usable()
         declared = self._declared(task.module_path)
         result = enqueued_result(task, self.alias, "", Arguments(args, kwargs))
         call, headers = declared.parameters.to_job(Arguments(result.args, result.kwargs))

@@ -20,9 +20,6 @@ _SSL = ("sslmode", "sslcert", "sslkey", "sslrootcert")
 
 _WRITE = 'write "OPTIONS": {"app": "myproject.jobs:app"}, or set HEADGATE_URL'
 
-# The alias and the name of the database of each URL that was made, by the address that an app with it shows.
-_made: dict[str, tuple[str, str]] = {}
-
 _apps: dict[str, Headgate] = {}
 _lock = threading.Lock()
 
@@ -54,25 +51,29 @@ def database_url(alias: str = "default") -> str:
         )
     connection = connections[alias]
     url = jobs_url(connection.vendor, connection.settings_dict)
-    place = displayed_url(url)
     if connection.vendor == "sqlite":
         place = unquote(url.removeprefix("sqlite:///"))
         logger.info("jobs are in a file of their own beside DATABASES[%r]: %s", alias, place)
-    _made[place] = alias, str(connection.settings_dict["NAME"])
-    return url
+    made = _UrlOfDatabase(url)
+    made.alias, made.name = alias, str(connection.settings_dict["NAME"])
+    return made
 
 
-def problem_with_database(app: Headgate) -> str | None:
-    """Return what is wrong if the app's URL was made of a database that Django has replaced since, as tests do it."""
-    address = app._client.address.shown
-    alias, name = _made.get(address, ("", ""))
-    if not alias or str(now := connections[alias].settings_dict["NAME"]) == name:
-        return None
-    return (
-        f"the jobs are in {address}, and Django uses the database {str(now)!r} now, as in tests: write "
-        "`with manual(app):` (headgate.testing) in the test, use Django's ImmediateBackend in its TASKS, or set "
-        "HEADGATE_URL=memory://"
-    )
+class _UrlOfDatabase(str):
+    """The URL of the jobs of one of Django's databases, which Django replaces in tests."""
+
+    alias: str
+    name: str
+
+    def require_usable(self) -> None:
+        """Raise ImproperlyConfigured if Django has replaced the database. An app calls it before it is opened."""
+        now = str(connections[self.alias].settings_dict["NAME"])
+        if now != self.name:
+            raise ImproperlyConfigured(
+                f"the jobs are in {displayed_url(self)}, and Django uses the database {now!r} now, as in tests: write "
+                "`with manual(app):` (headgate.testing) in the test, use Django's ImmediateBackend in its TASKS, or "
+                "set HEADGATE_URL=memory://"
+            )
 
 
 def jobs_url(vendor: str, settings: Mapping[str, Any]) -> str:
