@@ -25,6 +25,7 @@ from headgate.cli.main import main
 from headgate.urls import displayed_url
 from tests.durability.files import corrupt
 from tests.durability.postgres import ask
+from tests.postgres_server import free_port
 from tests.redis_server import server_in
 
 
@@ -139,6 +140,16 @@ def test_a_disk_that_nobody_can_write_to_is_a_problem(folder: Path, monkeypatch:
         1,
         ("problem", f"nothing can be written beside {folder}/jobs.db: Input/output error"),
     )
+
+
+def test_a_server_that_is_away_is_a_problem_and_nothing_else(folder: Path) -> None:
+    """The fault: doctor began with "ok store" and the address, of a server that was down."""
+    result = CliRunner().invoke(
+        main, ["doctor", project(folder, f"postgresql://127.0.0.1:{free_port()}/shop"), "--json"]
+    )
+    stores = [each for each in json.loads(result.stdout) if each["check"] == "store"]
+    assert [each["level"] for each in stores] == ["problem"]
+    assert "cannot be reached" in stores[0]["seen"]
 
 
 def test_work_without_a_worker_is_found_with_advice(folder: Path) -> None:

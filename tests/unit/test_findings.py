@@ -301,3 +301,14 @@ def test_jobs_that_wait_for_an_operator_or_a_missing_worker_are_a_problem() -> N
     assert found.level == "problem"
     assert found.seen == "7 jobs wait: limit 'api' is paused for key 'acme' by ada since 2026-05-01 08:00:00 UTC"
     assert found.advice == "end the pause, if it is over: headgate limits resume api --key acme"
+
+
+def test_jobs_of_a_paused_queue_could_not_start_without_a_worker() -> None:
+    """The fault: doctor counted them, and a worker that was started for them started none."""
+    waiting = [WaitingCount("mail", "send", "ready", 100), WaitingCount("default", "sync", "ready", 2)]
+    pause = Pause("queue 'mail' is paused", "headgate queues resume mail", waiting=100, queue="mail")
+    seen = {each.check: each.seen for each in findings_of(checkup(nodes=[], waiting=waiting, pauses=[pause]))}
+    assert seen["nodes"] == "none is alive, and 2 jobs could start"
+    seen = {each.check: each.seen for each in findings_of(checkup(nodes=[], waiting=waiting[:1], pauses=[pause]))}
+    assert seen["nodes"] == "none is alive, so nothing runs"
+    assert seen["pauses"].startswith("100 jobs wait: queue 'mail' is paused")

@@ -251,7 +251,8 @@ def _vacuum(facts: PostgresFacts) -> Iterator[Finding]:
 def _of_nodes(checkup: Checkup) -> Iterator[Finding]:
     alive = [node for node in checkup.nodes if node.state == "alive"]
     silent = [node for node in checkup.nodes if node.state == "silent"]
-    ready = sum(each.jobs for each in checkup.waiting if each.view == "ready")
+    paused = {pause.queue for pause in checkup.pauses}
+    ready = sum(each.jobs for each in checkup.waiting if each.view == "ready" and each.queue not in paused)
     if alive:
         yield Finding("ok", "nodes", f"{len(alive)} alive")
     else:

@@ -26,7 +26,7 @@ class Pause:
     """A queue, or keys of a limit, on which nothing starts, and how many jobs wait for it.
 
     `by` and `since` are None if the audit entry has been pruned. `command` ends the pause; None: an update of this
-    program does.
+    program does. `queue` is the name of the queue, None for a limit.
     """
 
     what: str
@@ -34,6 +34,7 @@ class Pause:
     by: str | None = None
     since: datetime | None = None
     waiting: int = 0
+    queue: str | None = None
 
     def __str__(self) -> str:
         return f"{self.what}{provenance(self.by, self.since)}"
@@ -49,7 +50,7 @@ async def pause_of_queue(store: Store, queue: str, since: datetime) -> Pause:
     entries = await store.audit_log(AuditFilter(kind="queue", subject=queue, count=MOST_CHANGES))
     entry = next((each for each in entries if each.action == "pause"), None)
     command = f"headgate queues resume {shlex.quote(queue)}"
-    return Pause(f"queue {queue!r} is paused", command, None if entry is None else entry.actor, since)
+    return Pause(f"queue {queue!r} is paused", command, None if entry is None else entry.actor, since, queue=queue)
 
 
 async def pause_of_limit(store: Store, setting: LimitSetting) -> Pause:

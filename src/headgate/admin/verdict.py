@@ -39,6 +39,7 @@ def _troubles(seen: Overview) -> Iterator[Sentence]:
     if not nodes.alive and not is_blocked and (totals.waiting or nodes.silent):
         # With no worker, all others wait for one as well, such as jobs of tasks that no worker declares.
         startable = (totals.ready or 0) + (totals.undeclared or 0)
+        startable = max(0, startable - sum(each.ready + each.undeclared for each in seen.queues if each.is_paused))
         name = "ready" if startable else "waiting"
         # One that is silent may run, and cannot write, as on a full disk.
         yield Sentence("no_worker", "bad", count=startable or totals.waiting, name=name, more=nodes.silent)

@@ -92,6 +92,7 @@ async def _examine(app: Headgate, target: str, *, deep: bool) -> list[Finding]:
     except HeadgateError as error:
         advice = "repair the server, the disk or the address, as the error says; workers then continue by themselves"
         is_away = isinstance(error, StorageUnavailable) and not isinstance(error, StorageLost)
+        found = [] if is_away else found
         return [*found, Finding("problem", "store", str(error), advice if is_away else "the error says what to do")]
 
 

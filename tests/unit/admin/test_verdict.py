@@ -81,6 +81,15 @@ def seen(**values: Any) -> Overview:
             seen(nodes=NodeCounts(), totals=JobTotals(waiting=1304, ready=1204, scheduled=100)),
             ["No worker is running. 1,204 jobs are ready."],
         ),
+        # The fault: "100 jobs are ready" of a paused queue, so that somebody started a worker, and nothing started.
+        (
+            seen(
+                nodes=NodeCounts(),
+                totals=JobTotals(waiting=140, ready=100, throttled=40),
+                queues=[queue("mail", waiting=100, ready=100, is_paused=True), queue("default", waiting=40)],
+            ),
+            ["No worker is running. 140 jobs are waiting.", "Queue mail is paused; 100 jobs wait in it."],
+        ),
         # The fault: "No worker is running", of workers that could not write to a full disk.
         (
             seen(nodes=NodeCounts(silent=2), totals=JobTotals(waiting=1, scheduled=1)),
