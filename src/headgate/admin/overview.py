@@ -70,7 +70,8 @@ class QueueOverview:
 class NodeCounts:
     """How many nodes there are in each state, with the slots and the running jobs of those that are alive.
 
-    `lost` are the running jobs of the other nodes. The running jobs are those of the totals of the same answer.
+    `lost` are the running jobs of the other nodes, `quiet` the alive nodes that claim no jobs. The running jobs are
+    those of the totals of the same answer.
     """
 
     alive: int = 0
@@ -79,6 +80,7 @@ class NodeCounts:
     slots: int = 0
     running: int = 0
     lost: int = 0
+    quiet: int = 0
 
     def with_running(self, total: int) -> NodeCounts:
         """Return it with the running jobs of all nodes as they were counted; nodes were read at another instant."""
@@ -255,6 +257,7 @@ def node_counts(nodes: Sequence[NodeStatus]) -> NodeCounts:
         slots=sum(node.slots for node in alive),
         running=sum(node.running for node in alive),
         lost=sum(node.running for node in nodes if node.state != "alive"),
+        quiet=sum(node.is_quiet for node in alive),
     )
 
 

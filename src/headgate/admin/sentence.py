@@ -14,6 +14,7 @@ SentenceKind = Literal[
     "alerts",
     "blocked",
     "workers_silent",
+    "workers_quiet",
     "undeclared",
     "queue_paused",
     "limit_paused",
@@ -61,8 +62,12 @@ class Sentence:
                 return f"A database session has delayed the store for {self.seconds or 0:.0f} s."
             case "workers_silent":
                 return f"{counted(count, 'worker')} {'does' if count == 1 else 'do'} not respond."
+            case "workers_quiet":
+                claims = "claims" if count == 1 else "claim"
+                return f"{counted(count, 'worker')} {_are(count)} quiet and {claims} no jobs; no other is running."
             case "undeclared":
-                return f"{jobs} {'waits' if count == 1 else 'wait'} for a task that no running worker declares."
+                wait = f"{jobs} {'waits' if count == 1 else 'wait'}"
+                return f"{wait} for a worker that serves the queue and declares the task."
             case "queue_paused":
                 return f"Queue {self.name} is paused; {jobs} {'waits' if count == 1 else 'wait'} in it."
             case "limit_paused":

@@ -53,14 +53,17 @@ def _troubles(seen: Overview) -> Iterator[Sentence]:
         yield Sentence("retrying", "warn", count=seen.retried_lately, more=seen.succeeded_lately)
     if (nodes.alive or is_blocked) and nodes.silent:
         yield Sentence("workers_silent", "warn", count=nodes.silent)
+    is_quiet = 0 < nodes.alive == nodes.quiet
+    if is_quiet and (totals.ready or totals.throttled):
+        yield Sentence("workers_quiet", "warn", count=nodes.quiet)
     if nodes.alive and totals.undeclared:
         yield Sentence("undeclared", "warn", count=totals.undeclared)
     paused = [each for each in seen.queues if each.is_paused and each.waiting]
     for queue in sorted(paused, key=lambda each: -each.waiting):
         yield Sentence("queue_paused", "warn", count=queue.waiting, name=queue.queue)
     for queue in sorted(seen.queues, key=lambda each: -each.lag):
-        # Jobs that no worker declares raise the lag as well.
-        if nodes.alive and queue.lag > LAG and (queue.ready or not queue.undeclared):
+        # Jobs that no worker declares raise the lag as well, and so do quiet workers.
+        if nodes.alive and not is_quiet and queue.lag > LAG and (queue.ready or not queue.undeclared):
             yield Sentence("lag", "warn", name=queue.queue, seconds=queue.lag)
     if seen.overdue_schedules:
         yield Sentence("overdue", "warn", count=len(seen.overdue_schedules))

@@ -90,6 +90,24 @@ def seen(**values: Any) -> Overview:
             ),
             ["No worker is running. 140 jobs are waiting.", "Queue mail is paused; 100 jobs wait in it."],
         ),
+        # The fault: "Jobs in queue mail wait 13 s for a free slot", and an operator had made all workers quiet.
+        (
+            seen(
+                nodes=replace(ALIVE, quiet=2),
+                totals=JobTotals(waiting=5, ready=5),
+                queues=[queue("mail", waiting=5, ready=5, lag=13.0)],
+            ),
+            ["2 workers are quiet and claim no jobs; no other is running."],
+        ),
+        (
+            seen(
+                nodes=replace(ALIVE, quiet=1),
+                totals=JobTotals(waiting=5, ready=5),
+                queues=[queue("mail", waiting=5, ready=5, lag=13.0)],
+            ),
+            ["Jobs in queue mail wait 13 s for a free slot."],
+        ),
+        (seen(nodes=replace(ALIVE, quiet=2)), ["Nothing waits."]),
         # The fault: "No worker is running", of workers that could not write to a full disk.
         (
             seen(nodes=NodeCounts(silent=2), totals=JobTotals(waiting=1, scheduled=1)),
@@ -107,7 +125,7 @@ def seen(**values: Any) -> Overview:
         # The fault: "Jobs in queue mail wait 900 s for a free slot", and they lacked a worker that declares their task.
         (
             seen(totals=JobTotals(waiting=5, undeclared=5), queues=[queue("mail", waiting=5, undeclared=5, lag=900.0)]),
-            ["5 jobs wait for a task that no running worker declares."],
+            ["5 jobs wait for a worker that serves the queue and declares the task."],
         ),
         (
             seen(limits=[SHOP, IDLE], totals=JobTotals(waiting=2471, throttled=2471)),
@@ -155,7 +173,7 @@ def seen(**values: Any) -> Overview:
         (
             seen(totals=JobTotals(waiting=2, undeclared=2), limits=[SHOP], failed_last_hour=1),
             [
-                "2 jobs wait for a task that no running worker declares.",
+                "2 jobs wait for a worker that serves the queue and declares the task.",
                 "3 keys wait for shop-api; acme is clear at 2026-05-01 19:52:00 UTC.",
                 "1 job failed in the last hour.",
             ],

@@ -30,6 +30,7 @@ function target({ kind, name, key }) {
     case "no_worker":
       return address(["jobs"], name === "ready" ? { view: "ready" } : { state: "waiting" });
     case "workers_silent":
+    case "workers_quiet":
       return "nodes";
     case "undeclared":
       return "tasks";
@@ -73,8 +74,10 @@ function sentence(said) {
       return t("A database session has delayed the store for {duration}.", { duration: format.duration(seconds) });
     case "workers_silent":
       return format.plural(count, "worker does not respond.", "workers do not respond.");
+    case "workers_quiet":
+      return format.plural(count, "worker is quiet and claims no jobs; no other is running.", "workers are quiet and claim no jobs; no other is running.");
     case "undeclared":
-      return format.plural(count, "job waits for a task that no running worker declares.", "jobs wait for a task that no running worker declares.");
+      return format.plural(count, "job waits for a worker that serves the queue and declares the task.", "jobs wait for a worker that serves the queue and declares the task.");
     case "queue_paused":
       return `${t("Queue {name} is paused.", { name })} ${format.plural(count, "job waits.", "jobs wait.")}`;
     case "limit_paused":
