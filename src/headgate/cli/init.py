@@ -30,6 +30,7 @@ TEMPLATES = Path(__file__).with_name("deploy")
 
 FLAGS = ("postgres", "sqlite", "requirements", "project")
 EXTRAS = {"cryptography": "encryption", "fsspec": "folder", "backports.zstd": "zstd"}  # by what an app has imported
+SETTINGS_OF_DJANGO = "DJANGO_SETTINGS_MODULE"
 
 PROBED = ("worker", "--health-port=8090", "--health-host=0.0.0.0")
 
@@ -152,8 +153,9 @@ def systemd(app: Headgate, target: str, queues: Queues) -> Plan:
     if "HEADGATE_URL" not in settings:
         url = "sqlite:////path" if file else "postgresql://…"
         lines.insert(0, f"# The app names its store itself. Otherwise: HEADGATE_URL={url}")
+    migrate = "python manage.py headgate migrate" if _is_django(target) else f"headgate migrate {target}"
     following = [
-        *([] if file else [f"headgate migrate {target}"]),
+        *([] if file else [migrate]),
         "sudo cp headgate-worker@.service /etc/systemd/system/",
         "sudo systemctl daemon-reload",
         "sudo systemctl enable --now headgate-worker@1",
@@ -187,7 +189,9 @@ def k8s(app: Headgate, target: str, queues: Queues, image: str | None) -> Plan:
         ),
         "keda.yaml": _rendered("keda.yaml", app, labels=f'{{queue=~"{pattern}"}}' if queues else ""),
     }
-    literals = "".join(f' --from-literal={name}="${name}"' for name in _settings_of_shell())
+    # manage.py sets that of Django, so the shell need not have it.
+    values = {name: value if name == SETTINGS_OF_DJANGO else f"${name}" for name, value in _settings_of_shell().items()}
+    literals = "".join(f' --from-literal={name}="{value}"' for name, value in values.items())
     following = [
         f"docker build -t {image} . && docker push {image}",
         f"kubectl create secret generic headgate{literals}",
@@ -237,7 +241,13 @@ def _image(app: Headgate, target: str, folder: Path) -> dict[str, str]:
 
 
 def _package(target: str) -> str:
-    return target.partition(":")[0].partition(".")[0]
+    name = os.environ[SETTINGS_OF_DJANGO] if _is_django(target) else target
+    return name.partition(":")[0].partition(".")[0]
+
+
+def _is_django(target: str) -> bool:
+    """Whether it is what manage.py names: a module of Headgate, which finds the project by its settings."""
+    return target.startswith("headgate.contrib.django.")
 
 
 def _image_name(target: str) -> str:
@@ -281,7 +291,7 @@ def _settings_of_shell() -> dict[str, str]:
     return {
         name: value
         for name, value in sorted(os.environ.items())
-        if name.startswith("HEADGATE_") and name != "HEADGATE_APP"
+        if (name.startswith("HEADGATE_") and name != "HEADGATE_APP") or name == SETTINGS_OF_DJANGO
     }
 
 

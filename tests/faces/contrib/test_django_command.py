@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 from uuid import uuid4
@@ -86,20 +89,7 @@ def test_a_worker_of_django_runs_what_a_transaction_on_postgresql_has_committed_
 @pytest.mark.slow
 def test_the_processes_of_a_worker_find_the_project_from_any_directory(tmp_path: Path) -> None:
     """The fault: under systemd or cron they ended, since only the process of manage.py itself found its settings."""
-    project = tmp_path / "site" / "shop_from_elsewhere"
-    project.mkdir(parents=True)
-    (project.parent / "manage.py").write_text(
-        "import os, sys\n"
-        "from django.core.management import execute_from_command_line\n"
-        'os.environ["DJANGO_SETTINGS_MODULE"] = "shop_from_elsewhere.settings"\n'
-        "execute_from_command_line(sys.argv)\n"
-    )
-    (project / "settings.py").write_text(
-        "from headgate.contrib.django import standard\n"
-        'INSTALLED_APPS = ["headgate.contrib.django", *{"django_tasks"} & {standard.NAME}]\n'
-        f"DATABASES = {{'default': {{'ENGINE': 'django.db.backends.sqlite3', 'NAME': {str(tmp_path / 'db')!r}}}}}\n"
-        "TASKS = {'default': {'BACKEND': 'headgate.contrib.django.HeadgateBackend'}}\n"
-    )
+    make_project(tmp_path)
     worker = subprocess.run(
         [sys.executable, "site/manage.py", "headgate", "worker", "--processes", "2", "--drain"],
         env={name: value for name, value in os.environ.items() if name != "HEADGATE_URL"},
@@ -110,6 +100,43 @@ def test_the_processes_of_a_worker_find_the_project_from_any_directory(tmp_path:
         check=False,
     )
     assert worker.returncode == 0, worker.stderr
+
+
+@pytest.mark.slow
+def test_the_files_for_a_deploy_find_the_project(tmp_path: Path) -> None:
+    """The fault: the unit ended with "settings are not configured", and Docker's file was "not in" the project."""
+    make_project(tmp_path)
+    bare = {name: value for name, value in os.environ.items() if not name.startswith(("HEADGATE_", "DJANGO_"))}
+    run = partial(subprocess.run, cwd=tmp_path / "site", timeout=patient(15), check=True)
+    for words in (["systemd"], ["docker"]):
+        run([sys.executable, "manage.py", "headgate", "init", *words], env=bare, capture_output=True)
+    files = {
+        name: (tmp_path / "site" / name).read_text() for name in ("headgate-worker@.service", "headgate-worker.env")
+    }
+    (command,) = re.findall("^ExecStart=(.*)", files["headgate-worker@.service"], re.MULTILINE)
+    variables = dict(line.split("=", 1) for line in files["headgate-worker.env"].splitlines() if line[:1] != "#")
+    assert variables == {"DJANGO_SETTINGS_MODULE": "shop_from_elsewhere.settings"}
+    run([*shlex.split(command), "--drain"], env={**bare, **variables})
+    assert "DJANGO_SETTINGS_MODULE=shop_from_elsewhere.settings\n" in (tmp_path / "site" / "headgate.env").read_text()
+    assert "image: shop_from_elsewhere\n" in (tmp_path / "site" / "compose.yaml").read_text()
+
+
+def make_project(folder: Path) -> None:
+    """Make a project with a manage.py in `site`, whose database is a file in the folder."""
+    project = folder / "site" / "shop_from_elsewhere"
+    project.mkdir(parents=True)
+    (project.parent / "manage.py").write_text(
+        "import os, sys\n"
+        "from django.core.management import execute_from_command_line\n"
+        'os.environ["DJANGO_SETTINGS_MODULE"] = "shop_from_elsewhere.settings"\n'
+        "execute_from_command_line(sys.argv)\n"
+    )
+    (project / "settings.py").write_text(
+        "from headgate.contrib.django import standard\n"
+        'INSTALLED_APPS = ["headgate.contrib.django", *{"django_tasks"} & {standard.NAME}]\n'
+        f"DATABASES = {{'default': {{'ENGINE': 'django.db.backends.sqlite3', 'NAME': {str(folder / 'db')!r}}}}}\n"
+        "TASKS = {'default': {'BACKEND': 'headgate.contrib.django.HeadgateBackend'}}\n"
+    )
 
 
 async def notes(url: str) -> set[str]:
