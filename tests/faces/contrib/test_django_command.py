@@ -121,6 +121,35 @@ def test_the_files_for_a_deploy_find_the_project(tmp_path: Path) -> None:
     assert "image: shop_from_elsewhere\n" in (tmp_path / "site" / "compose.yaml").read_text()
 
 
+@pytest.mark.slow
+def test_a_site_without_an_app_of_its_own_runs_its_tests(tmp_path: Path) -> None:
+    """The fault: a system check ended all tests of such a site, also those that enqueue nothing."""
+    make_project(tmp_path)
+    (tmp_path / "site" / "tests.py").write_text(
+        "from django.core.exceptions import ImproperlyConfigured\n"
+        "from django.test import TestCase\n"
+        "from headgate.contrib.django import standard\n"
+        "@standard.tasks.task\n"
+        "def work() -> None: ...\n"
+        "class Orders(TestCase):\n"
+        "    def test_that_enqueues_nothing(self): ...\n"
+        "    def test_that_enqueues(self):\n"
+        "        with self.assertRaisesMessage(ImproperlyConfigured, 'ImmediateBackend'):\n"
+        "            work.enqueue()\n"
+    )
+    tests = subprocess.run(
+        [sys.executable, "manage.py", "test"],
+        env={name: value for name, value in os.environ.items() if name != "HEADGATE_URL"},
+        cwd=tmp_path / "site",
+        capture_output=True,
+        text=True,
+        timeout=patient(15),
+        check=False,
+    )
+    assert "Ran 2 tests" in tests.stderr
+    assert tests.returncode == 0, tests.stderr
+
+
 def make_project(folder: Path) -> None:
     """Make a project with a manage.py in `site`, whose database is a file in the folder."""
     project = folder / "site" / "shop_from_elsewhere"

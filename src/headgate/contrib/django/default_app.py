@@ -87,9 +87,13 @@ def jobs_url(vendor: str, settings: Mapping[str, Any]) -> str:
             raise ImproperlyConfigured(f"jobs cannot live in a database of {vendor}; {_WRITE}")
 
 
+class NoFileInTests(ImproperlyConfigured):  # type: ignore[misc]  # Django has no types
+    """The database of Django is in memory, as tests have it in place of the file of the site."""
+
+
 def _file_beside(name: str) -> str:
     if name.startswith(("file:", ":")):
-        raise ImproperlyConfigured(
+        raise (NoFileInTests if name.startswith("file:memorydb_") else ImproperlyConfigured)(
             f"the SQLite database {name!r} has no file, as in tests, so there is no place for jobs beside it; in tests "
             "import your app at the top of the test's module and write `with manual(app):` (headgate.testing), use "
             "Django's ImmediateBackend in TASKS, or set HEADGATE_URL=memory://"
