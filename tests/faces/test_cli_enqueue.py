@@ -231,6 +231,12 @@ def test_jobs_that_enqueue_refuses_are_reported_in_one_line(
     assert project.stored() == []
 
 
+def test_arguments_that_follow_the_task_are_refused_with_the_option_for_them(project: Project) -> None:
+    """The fault: the error said only that the app was named, which sent people to the name of the app."""
+    result = project.enqueue("sync", "acme")
+    assert (result.exit_code, "its arguments are --payload '{…}'" in result.stderr) == (2, True)
+
+
 def test_a_payload_may_come_from_stdin_over_several_lines(project: Project) -> None:
     assert project.enqueue("sync", "--payload", "-", input='{"tenant":\n  "acme"}\n').exit_code == 0
     assert project.payloads() == [{"tenant": "acme"}]

@@ -234,7 +234,9 @@ def takes_app_and(*names: str) -> Callable[[Callable[..., None]], Callable[..., 
             first, rest = (words[0], words[1:]) if is_first else (None, words)
             if len(rest) != len(names):
                 where = "after the app, if that is an argument" if named is None else f"and the app is {named} already"
-                raise click.UsageError(f"it takes {' '.join(names)}, {where}")
+                # Arguments of a task are written after it by habit.
+                also = "; its arguments are --payload '{…}'" if names == ("TASK",) and len(rest) > 1 else ""
+                raise click.UsageError(f"it takes {' '.join(names)}, {where}{also}")
             if named is None and first is None:
                 # Which of them is missing: the app, or the last word?
                 raise click.UsageError(
