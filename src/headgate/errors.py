@@ -180,7 +180,8 @@ class JobNotFound(HeadgateError, LookupError):
     """No job with this id is stored, or it has been pruned. For the results of a batch: jobs of it have been pruned."""
 
     def __init__(self, job_id: str, message: str | None = None) -> None:
-        super().__init__(message or f"no job {job_id} is stored; it may have been pruned after its retention")
+        may = "it may have been pruned after its retention, or its transaction may not have committed"
+        super().__init__(message or f"no job {job_id} is stored; {may}")
         self.job_id = job_id
 
 

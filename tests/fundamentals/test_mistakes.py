@@ -232,7 +232,11 @@ MISTAKES = [
     ),
     # Where code runs
     ("current_job()", "current_job() is only known inside a handler"),
-    ('await app.job("nonsense").status()', "no job nonsense is stored; it may have been pruned after its retention"),
+    # The fault: only "pruned", of a job whose result was awaited in the transaction that enqueued it.
+    (
+        'await app.job("nonsense").status()',
+        "no job nonsense is stored; it may have been pruned after its retention, or its transaction may",
+    ),
     ('await app.admin.queues.pause("mail")', "queue 'mail' is not declared by this app and has no job"),
     ('await app.admin.jobs(state="done")', "must be one of waiting, running, succeeded, failed, cancelled"),
     (
