@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -305,6 +306,67 @@ def test_a_waiting_job_requests_each_slot_of_the_other_store_once() -> None:
             # Six at once, and again each 60.02 s.
             assert counts.succeeded == 10 * 6 * 10
         assert shared.asked <= 10 * 3 * 11
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("shared_slots", [None, 1, 2])
+@pytest.mark.parametrize("slots", [1, 2, 3])
+@pytest.mark.parametrize("backlog", ["without limits", "with limits", "fair"])
+def test_jobs_that_take_each_slot_as_it_frees_do_not_keep_one_with_a_limit_elsewhere_waiting(
+    backlog: str, slots: int, shared_slots: int | None
+) -> None:
+    """The fault: its start was fetched while no slot was free, and given back before one was, as long as they came."""
+
+    async def main(clock: VirtualClock) -> None:
+        shared = Shared(clock, delay=0.002)
+        app = Headgate("memory://", clock=clock, slots=shared_slots)
+        app.queue("q", concurrency=slots, fair_by="{tenant}" if backlog == "fair" else None)
+        local = [RateLimit("100/s", key="{tenant}")] if backlog == "with limits" else []
+        started: list[int] = []
+
+        @app.task(queue="q", limits=local)
+        async def convert(tenant: str) -> None:
+            await asyncio.sleep(0.7 if slots == 2 else 0.7 + len(tenant) / 10)
+
+        @app.task(queue="q", limits=[RateLimit("100/s", key="{tenant}", store=shared)])
+        async def call(tenant: str) -> None:
+            started.append(clock.monotonic())
+
+        async with app:
+            await convert.enqueue_many([("a" * (number % 3 + 1),) for number in range(100 * slots)])
+            await asyncio.sleep(2.5)
+            before = clock.monotonic()
+            await call.enqueue_many([("acme",)] * 3)
+            await asyncio.sleep(20)
+        assert len(started) == 3
+        assert started[-1] - before < 15 * SECOND
+
+    run_virtual(main)
+
+
+def test_a_store_that_does_not_answer_keeps_a_slot_from_other_jobs_for_half_a_second() -> None:
+    async def main(clock: VirtualClock) -> None:
+        shared = Shared(clock, delay=1000)
+        app = Headgate("memory://", clock=clock)
+        app.queue("q", concurrency=1)
+        finished: list[int] = []
+
+        @app.task(queue="q")
+        async def convert() -> None:
+            await asyncio.sleep(0.1)
+            finished.append(clock.monotonic())
+
+        @app.task(queue="q", limits=[RateLimit("100/s", key="{tenant}", store=shared)])
+        async def call(tenant: str) -> None: ...
+
+        async with app:
+            await call.enqueue_many([(f"t{number}",) for number in range(50)])
+            await convert.enqueue_many([()] * 500)
+            await asyncio.sleep(30)
+        waits = [(later - earlier) / SECOND for earlier, later in pairwise(finished)]
+        assert max(waits) < 0.7
+        assert len(finished) >= 280
 
     run_virtual(main)
 

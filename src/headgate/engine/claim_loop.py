@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -32,6 +32,9 @@ from headgate.tasks.registry import RunnableTasks
 
 CHANGED_PAUSE = 60 * SECOND
 """How long a job waits until it is claimed again whose row was changed in the database (microseconds)."""
+
+KEPT_FOR = SECOND // 2
+"""How long a slot is left at most to starts that are being fetched from another store (microseconds)."""
 
 THROTTLE_WINDOW = 30 * SECOND
 """For how long one event tells how often claims found a bucket or a limit closed."""
@@ -84,6 +87,8 @@ class ClaimLoop(WithServices):
         self._labels = labels
         self._stopping = stopping
         self._backlogged: set[str] = set()
+        # The queues whose last claim has left a slot to starts that were to be fetched.
+        self._keeping: Set[str] = set()
         # The pending claims: True is that of the queues with a backlog.
         self._pending: set[bool] = set()
         # When each queue is to be claimed again (monotonic), and the timer of the first one.
@@ -124,6 +129,9 @@ class ClaimLoop(WithServices):
             if (is_woken or is_swept) and (free_slots := self._slots.free_slots(queues)):
                 self._pending.add(has_backlog)
                 claim = self.claim_for(free_slots, has_backlog=has_backlog)
+                # Not twice in succession: where the limit is closed, other jobs get the slot.
+                if not (self._fetcher.is_fetching or self._fetcher.limits_away or self._keeping & free_slots.keys()):
+                    claim = replace(claim, keeps_slot=self._fetcher.has_limits)
                 pending.create_task(self._claim(claim, is_sweep=not is_woken))
 
     def claim_for(self, free_slots: Mapping[str, FreeSlots], *, has_backlog: bool = False) -> Claim:
@@ -207,6 +215,10 @@ class ClaimLoop(WithServices):
             self._fetcher.request(claimed.needed_fetches, self._slots.free)
         counts = Counter([job.queue for job in claimed.jobs])
         self._slots.note_claimed(claim.free_slots, counts)
+        self._keeping = (self._keeping - claim.free_slots.keys()) | claimed.keeping
+        if claimed.keeping:
+            self._slots.keep(claimed.keeping)
+            self._clock.call_at(self._clock.monotonic() + KEPT_FOR, self.use_kept_slots)
         unfilled = {queue for queue, free in claim.free_slots.items() if counts[queue] < free.slots}
         self._backlogged = (self._backlogged | claim.free_slots.keys()) - unfilled
         if claimed.more:
@@ -221,6 +233,10 @@ class ClaimLoop(WithServices):
                 # Counted from before the claim: a little early costs an empty claim, a little late would lose budget.
                 self._due[queue] = asked_at + claimed.next_in
         self._set_timer()
+
+    def use_kept_slots(self) -> None:
+        """Claim for the slots that were left to starts from another store: they have arrived, or take too long."""
+        self._wakeup.wake(self._slots.give_kept())
 
     def _set_timer(self) -> None:
         self.close()

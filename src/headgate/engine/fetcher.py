@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -33,13 +33,16 @@ FETCHES_KEPT = 4
 
 
 class Fetcher:
-    """Passes each call to the fetcher of the limit's store. A slow store does not delay the others."""
+    """Passes each call to the fetcher of the limit's store. A slow store does not delay the others.
 
-    def __init__(self, services: Services, limits: Mapping[str, RemoteLimit]) -> None:
+    After each fetch it calls `fetched`.
+    """
+
+    def __init__(self, services: Services, limits: Mapping[str, RemoteLimit], fetched: Callable[[], None]) -> None:
         of_store: dict[GuardedStore, dict[str, Limit]] = {}
         for name, remote in limits.items():
             of_store.setdefault(remote.store, {})[name] = remote.limit
-        self._fetchers = [StoreFetcher(services, store, kept) for store, kept in of_store.items()]
+        self._fetchers = [StoreFetcher(services, store, kept, fetched) for store, kept in of_store.items()]
         self.by_limit = {
             name: fetcher for fetcher, kept in zip(self._fetchers, of_store.values(), strict=True) for name in kept
         }
@@ -87,10 +90,13 @@ class Fetcher:
 class StoreFetcher(WithServices):
     """Requests as many starts as can be used now, and deposits them in the job store for the next claim."""
 
-    def __init__(self, services: Services, store: GuardedStore, limits: Mapping[str, Limit]) -> None:
+    def __init__(
+        self, services: Services, store: GuardedStore, limits: Mapping[str, Limit], fetched: Callable[[], None]
+    ) -> None:
         super().__init__(services)
         self._store = store
         self._limits = limits
+        self._fetched = fetched
         self._needed: dict[BucketRef, tuple[NeededFetch, int]] = {}
         self.is_fetching = False
         self._shares = StoredBuckets(services.storage)
@@ -179,6 +185,8 @@ class StoreFetcher(WithServices):
                     self._returning += 1
                     withdrawals.create_task(self._return_unused(deposits, replaced, max(WITHDRAW_AFTER, seconds)))
                 self.is_fetching = bool(self._needed)
+                if needed:
+                    self._fetched()
                 if not self._wakeup.is_set() and not self._returning:
                     self._is_empty.set()
 

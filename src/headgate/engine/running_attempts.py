@@ -404,6 +404,7 @@ class Slots:
         self._odd_for_gated = dict.fromkeys(capacity, True)
         # The queues in which jobs may wait only for a slot.
         self._short_of_slots = set(capacity)
+        self._kept: set[str] = set()
 
     @property
     def busy(self) -> dict[str, int]:
@@ -463,9 +464,9 @@ class Slots:
         free_slots: dict[str, FreeSlots] = {}
         served = self.capacity.keys() if queues is None else queues
         self._short_of_slots.update(served)
-        shared = self._shared
+        shared = self._shared - len(self._kept)
         for queue in served:
-            free = min(shared, self.capacity[queue] - self._busy[queue])
+            free = min(shared, self.capacity[queue] - self._busy[queue] - (queue in self._kept))
             if free > 0:
                 # The odd slot goes to jobs with and without limits in turn, so a node with one slot starves neither.
                 if self.most is None:
@@ -482,6 +483,16 @@ class Slots:
             self.capacity = {queue: self.capacity[queue] for queue in turns}
             odd = (each for each in had if (counts.get(each, 0) or each == first) % 2)
             self._odd_for_gated |= {queue: not self._odd_for_gated[queue] for queue in odd}
+
+    def keep(self, queues: Iterable[str]) -> None:
+        """Keep a free slot of each of these queues, which the claim after `give_kept` offers to jobs with limits."""
+        self._kept.update(queues)
+        self._odd_for_gated |= dict.fromkeys(queues, self.most is not None)
+
+    def give_kept(self) -> Collection[str]:
+        """Keep no slot any more, and return the queues that had one."""
+        kept, self._kept = self._kept, set()
+        return kept
 
     def shared_by(self, free_slots: Mapping[str, FreeSlots]) -> int | None:
         """Return how many slots these queues share; None if each can be filled."""

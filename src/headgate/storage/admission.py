@@ -347,6 +347,12 @@ def admit(lanes: Sequence[LaneView], shares: Mapping[str, int], now: int) -> Non
             turns.append(turn)
 
 
+def waits_for_fetch(lane: LaneView, now: int) -> bool:
+    """Whether the next job of the lane waits for starts to be fetched; then the lane goes behind their bucket."""
+    lacks_starts = any(bucket.needs_fetch(now) and not bucket.grants(now, 1) for bucket in lane.buckets)
+    return lacks_starts and not _start_next(lane, now) and fetch_needed_by(lane, 0, now) is not None
+
+
 def _start_in_lane(lane: LaneView, left: dict[str, int], now: int) -> bool:
     """Start jobs of a lane in its turn; return whether it has another one."""
     for _ in range(min(lane.quantum, left[lane.queue], len(lane.demands) - lane.taken)):

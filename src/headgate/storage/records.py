@@ -5,7 +5,7 @@ Instants are wall microseconds, except where a name says limit time (`limit_now`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import msgspec
@@ -55,7 +55,7 @@ class Claim(msgspec.Struct, frozen=True):
 
     At most `shared_slots` jobs start in all queues together. Without `limit_sets` it gets jobs that carry no limit
     set, by their tasks. It `has_backlog` if the last claim of its queues filled their slots; then the node may claim
-    its other queues at the same time.
+    its other queues at the same time. With `keeps_slot`, each queue leaves a slot to its first lane that needs a fetch.
     """
 
     node: str
@@ -65,6 +65,7 @@ class Claim(msgspec.Struct, frozen=True):
     limit_sets: DeclaredLimitSets | None = None
     shared_slots: int | None = None
     has_backlog: bool = False
+    keeps_slot: bool = False
 
     @property
     def page(self) -> int:
@@ -153,7 +154,7 @@ class Claimed(msgspec.Struct, frozen=True):
     that could start at once, so claim again when there are free slots. `unknown` are the tasks, with the queue, of jobs
     that were skipped because the node does not have them. `limit_set_mismatches` are the ids of jobs that were skipped
     because they were enqueued under another limit set than the node's. `has_unknown_lanes`: lanes were skipped that use
-    limits which the node does not have.
+    limits which the node does not have. The queues in `keeping` have left a slot to one of the `needed_fetches`.
     """
 
     jobs: Sequence[ClaimedJob]
@@ -162,6 +163,7 @@ class Claimed(msgspec.Struct, frozen=True):
     throttled: Sequence[Throttled] = ()
     dropped: Sequence[Dropped] = ()
     needed_fetches: Sequence[NeededFetch] = ()
+    keeping: Set[str] = frozenset()
     unknown: Sequence[tuple[str, str]] = ()
     limit_set_mismatches: Sequence[str] = ()
     has_unknown_lanes: bool = False

@@ -31,6 +31,7 @@ from headgate.storage.admission import (
     fetch_needed_by,
     gated_share,
     remote_charges,
+    waits_for_fetch,
 )
 from headgate.storage.endings import late_ending, rejection_error
 from headgate.storage.fetched import FetchedStarts
@@ -162,6 +163,8 @@ class ClaimPlan:
         self._dropped: list[Dropped] = []
         # The opened buckets of other stores that had no start left before anything was taken.
         self._awaiting_fetch: set[BucketRef] = set()
+        # The queues that leave a slot to their first lane, for which starts are fetched.
+        self._keeping: Set[str] = frozenset()
         self._more_opened = False
         # How long it is until a bucket opens or a delayed job is due.
         self._waits: list[int] = []
@@ -370,7 +373,11 @@ class ClaimPlan:
             )
             lanes.append(lane)
         self._awaiting_fetch = {view.ref for view in self.opened if self._lacks_starts(view)}
-        admit(lanes, self.shares, self.limit_now)
+        if self.claim.keeps_slot:
+            firsts = {lane.queue: lane for lane in reversed(lanes) if lane.demands}
+            self._keeping = {queue for queue, lane in firsts.items() if waits_for_fetch(lane, self.limit_now)}
+        shares = {queue: share - (queue in self._keeping) for queue, share in self.shares.items()}
+        admit(lanes, shares, self.limit_now)
         if self.fair.hides_lanes:
             self.page_was_full = True
         for visit, lane in zip(gated, lanes, strict=True):
@@ -382,14 +389,15 @@ class ClaimPlan:
 
     def ungated_slots(self) -> dict[str, int]:
         """Return how many ungated jobs each queue may start after the gated jobs are decided."""
-        left = {queue: free.slots for queue, free in self.claim.free_slots.items()}
+        left = {queue: free.slots - (queue in self._keeping) for queue, free in self.claim.free_slots.items()}
         for visit in self.gated:
             left[visit.row.queue] -= visit.taken
         left = {queue: max(0, slots) for queue, slots in left.items()}
         if self.claim.shared_slots is None:
             return left
         usable = {queue: min(slots, self.ungated_ready.get(queue, 0)) for queue, slots in left.items()}
-        return self._divided(self.claim.shared_slots - sum(visit.taken for visit in self.gated), usable)
+        taken = sum(visit.taken for visit in self.gated) + len(self._keeping)
+        return self._divided(max(0, self.claim.shared_slots - taken), usable)
 
     @property
     def visits(self) -> list[LaneVisit]:
@@ -578,6 +586,7 @@ class ClaimPlan:
             more=more or self._more_opened,
             throttled=[throttled for visit in self.gated if (throttled := self._throttled(visit)) is not None],
             needed_fetches=self._needed_fetches(),
+            keeping=self._keeping,
             dropped=self._dropped,
             unknown=sorted(self.unknown),
             limit_set_mismatches=sorted(self.limit_set_mismatches),
