@@ -31,6 +31,8 @@ LEADER_FIRST = "its leader has to be retried first, which also brings the job ba
 
 MEANWHILE = "changed meanwhile"
 
+HELD = "another open transaction has locked it"
+
 AT_ONCE = 20
 """How many jobs are changed at once: the store has to serve other callers too."""
 
@@ -278,6 +280,11 @@ class _Bulk:
     async def _change_at_once(self, ids: Sequence[str]) -> None:
         # All are done before an error or a cancellation is raised: nothing goes on unobserved, or uncounted.
         ended = await shield_until_done(asyncio.gather(*map(self._refusal, ids), return_exceptions=True))
+        held = [place for place, refusal in enumerate(ended) if refusal == HELD]
+        # The changes of the others have locked them as well, for a moment: a job is locked with what follows it.
+        again = asyncio.gather(*(self._refusal(ids[place]) for place in held), return_exceptions=True)
+        for place, refusal in zip(held, await shield_until_done(again), strict=True):
+            ended[place] = refusal
         late: list[str] = []
         for id, refusal in zip(ids, ended, strict=True):
             if isinstance(refusal, BaseException):
@@ -310,7 +317,7 @@ class _Bulk:
         except LeaderNotRetried:
             return LEADER_FIRST
         except JobHeld:
-            return "another open transaction has locked it"
+            return HELD
         except (IllegalTransition, JobNotFound):
             return MEANWHILE
         if state is False or (isinstance(state, JobState) and state.is_final):
