@@ -28,6 +28,7 @@ from headgate.limits.limit import AnyRule
 from headgate.storage import driver
 from headgate.storage.live_rules import CachedRules
 from headgate.storage.procedures.claim import claim_alone
+from headgate.storage.procedures.claim_writes import SkippedJobs
 from headgate.storage.procedures.finish import FinishResult, finish_all
 from headgate.storage.records import Claim, Claimed
 from headgate.storage.sqlite import peer_notifier
@@ -86,9 +87,9 @@ class Written:
         cls.claimed = cls.finished = ()
 
 
-async def claim_watched(tx: driver.Transaction, claim: Claim, live: CachedRules) -> Claimed:
+async def claim_watched(tx: driver.Transaction, claim: Claim, live: CachedRules, skipped: SkippedJobs) -> Claimed:
     """As `claim_alone`; remembers the jobs."""
-    claimed = await claim_alone(tx, claim, live)
+    claimed = await claim_alone(tx, claim, live, skipped)
     Written.claimed += tuple(job.id for job in claimed.jobs)
     return claimed
 

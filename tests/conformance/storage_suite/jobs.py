@@ -309,6 +309,22 @@ class JobsConformance(Conformance):
             clock.advance(0.05)
         assert taken == hidden
 
+    async def test_lanes_of_unknown_jobs_block_no_other_whenever_in_a_second_a_busy_node_claims(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        """The fault: a node whose jobs ended in the last nine tenths of each second never read what they hid."""
+        store_user.rules = {"api": strict(100)}
+        for key in "ab":
+            await store_user.add(4, task="unknown", buckets=[("api", key)])
+        hidden = await store_user.add(2, buckets=[("api", "acme")])
+        clock.advance(0.5)
+        taken: list[str] = []
+        for _ in range(5):
+            await store_user.add(2, queue="busy", buckets=[("api", "globex")])
+            taken += [job.id for job in (await store_user.claim(8, queues=("default", "busy"))).jobs]
+            clock.advance(1)
+        assert set(hidden) <= set(taken)
+
     async def test_what_lanes_of_unknown_jobs_hid_gets_no_more_than_the_slots_that_are_left(
         self, store_user: StoreUser
     ) -> None:

@@ -88,6 +88,7 @@ class LockedJobs(SkippedJobs):
     """
 
     def __init__(self, clock: Clock) -> None:
+        super().__init__()
         self._clock = clock
         self._until: dict[tuple[RowId, str, int], int] = {}
 

@@ -114,7 +114,7 @@ _HELD_LANES = RowDecoder(_HeldLane, "lane")
 _TURN_GROUPS = RowDecoder(TurnGroupRow, "turn group")
 
 
-async def claim_alone(tx: Transaction, request: Claim, live: CachedRules) -> Claimed:
+async def claim_alone(tx: Transaction, request: Claim, live: CachedRules, skipped: SkippedJobs) -> Claimed:
     """Take jobs that may start now, in the open transaction of the one writer."""
     claim = replace(request, rules=live.rules.usable(request.rules))
 
@@ -132,8 +132,8 @@ async def claim_alone(tx: Transaction, request: Claim, live: CachedRules) -> Cla
     await live.refresh(tx, found.revision)
     if live.rules.usable(request.rules) != claim.rules:
         # The snapshot has buckets of limits that are of another release by now, or lacks those of this one.
-        return await claim_alone(tx, request, live)
-    return await SnapshotClaim(tx, claim, live, found, SkippedJobs()).run(lambda: read(known_only=True))
+        return await claim_alone(tx, request, live, skipped)
+    return await SnapshotClaim(tx, claim, live, found, skipped).run(lambda: read(known_only=True))
 
 
 class SnapshotClaim:
@@ -300,12 +300,12 @@ class SnapshotClaim:
                 await self._read_heads(held, most)
         is_empty = any(visit.is_empty and not visit.has_locked for visit in held)
         if may_be_hidden and is_empty and (self._is_divided or plan.page_was_full or self._is_cut_short()):
-            # Beside jobs that may start, it reads again in a tenth of the time: to read thousands of lanes takes long.
-            since_second = plan.limit_now % SECOND
+            # Beside jobs that may start, it reads again in a tenth of its own seconds: thousands of lanes take long.
             may_start = any(visit.heads and plan.can_start(visit.row, buckets.__getitem__, 1) for visit in held)
-            if since_second < SECOND // 10 or not may_start:
+            since = self._skipped.since_began(self._claim, plan.limit_now) if may_start else 0
+            if since < SECOND // 10:
                 raise _LanesHidden
-            plan.note_wake(plan.now + SECOND - since_second)
+            plan.note_wake(plan.now + SECOND - since)
         plan.decide(held, buckets.__getitem__)
         await self._take_ungated()
         claimed = await self._write(refs)

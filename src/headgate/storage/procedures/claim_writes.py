@@ -11,6 +11,7 @@ from typing import NoReturn
 
 import msgspec
 
+from headgate.clock import SECOND
 from headgate.jobs.bucket_mask import chosen
 from headgate.jobs.job import BucketRef
 from headgate.storage.admission import RowId
@@ -20,7 +21,7 @@ from headgate.storage.procedures.buckets import BucketViews, Charged, ensure_row
 from headgate.storage.procedures.claim_plan import ClaimPlan, LaneMove, LaneVisit
 from headgate.storage.procedures.claim_snapshot import LaneHead
 from headgate.storage.procedures.following import ENDED_JOBS, FollowersHeld, resolve_followers
-from headgate.storage.records import Dropped
+from headgate.storage.records import Claim, Dropped
 from headgate.storage.stored_rows import RowDecoder, bucket_id
 
 
@@ -36,13 +37,23 @@ class BucketsNeeded(Exception):
 
 
 class SkippedJobs:
-    """The locked jobs that claims of this process skip for a second; none with one writer."""
+    """What claims of this process skip: locked jobs for a second, none with one writer, and mostly long reads."""
 
     lanes_with_locked: Collection[RowId] = frozenset()
     """The lanes that have locked jobs."""
 
     locked_names: Sequence[str] = ()
     """Their names in statements that leave them out."""
+
+    def __init__(self) -> None:
+        self._began: dict[tuple[str, bool], int] = {}
+
+    def since_began(self, claim: Claim, now: int) -> int:
+        """Return the age of the present second of a node's claims, of queues with a backlog or without."""
+        since = now - self._began.get(key := (claim.node, claim.has_backlog), 0)
+        if not 0 <= since < SECOND:
+            self._began[key], since = now, 0
+        return since
 
     def note_locked(self, heads: Sequence[LaneHead]) -> None:
         """Note that other transactions have locked these jobs."""

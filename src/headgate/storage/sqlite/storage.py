@@ -50,6 +50,7 @@ from headgate.storage.live_rules import CachedRules
 from headgate.storage.migrations import Migration
 from headgate.storage.procedures.add import add_jobs
 from headgate.storage.procedures.claim import claim_alone
+from headgate.storage.procedures.claim_writes import SkippedJobs
 from headgate.storage.procedures.finish import FinishResult, complete, finish_all
 from headgate.storage.procedures.unique import add_unique, enlist
 from headgate.storage.records import Claim, Claimed
@@ -112,6 +113,7 @@ class SqliteStorage(Store):
     def __init__(self, path: str | Path, clock: Clock, *, synchronous: str = "FULL", patience: float = 30.0) -> None:
         super().__init__(clock)
         self.live: CachedRules = CachedRules()
+        self._skipped = SkippedJobs()
         self.path: Path = Path(path).absolute()
         self.file: Path | None = self.path
         self.is_hurried: bool = False
@@ -471,7 +473,8 @@ class SqliteStorage(Store):
 
     async def claim(self, claim: Claim) -> Claimed:
         # The claim takes the time as late as possible: the writes before it in the same commit have taken some.
-        claimed: Claimed = await self._write(Write(lambda tx: claim_alone(self._tx(self._writer), claim, self.live)))
+        work = Write(lambda tx: claim_alone(self._tx(self._writer), claim, self.live, self._skipped))
+        claimed: Claimed = await self._write(work)
         if claimed.dropped:
             # Callers may be waiting for the results of the dropped jobs.
             self._wake()
