@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from headgate import Every, Headgate
 from headgate.admin.bulk import CANCEL, BulkResult, cancel_batch, change_many
-from headgate.clock import Clock
+from headgate.clock import SECOND, Clock
 from headgate.engine.running_attempts import Slots
 from headgate.errors import IllegalTransition, JobHeld, StorageUnavailable
 from headgate.jobs.audit import AuditRecord
@@ -225,6 +225,24 @@ async def test_a_job_that_is_being_replaced_keeps_no_only_slot_from_others(
                 break
         assert not waiting
         await stores.check()
+
+
+async def test_idle_nodes_seldom_claim_a_due_job_that_is_being_replaced(stores: StoresAndUsers) -> None:
+    """The fault: each of them claimed every 20 ms for as long as the transaction was open."""
+    waiting = await stores.left.add_one(delay=1)
+    stores.clock.advance(1)
+    async with stores.user.locking(waiting):
+        began, claims = stores.clock.now(), 0
+        while stores.clock.now() < began + 10 * SECOND:
+            claimed = await promptly(stores.right.claim())
+            claims += 1
+            assert not claimed.jobs
+            assert claimed.next_in
+            assert claimed.next_in <= SECOND
+            stores.clock.advance(claimed.next_in / SECOND)
+        assert claims <= 20
+    assert await stores.right.take_ids() == [waiting]
+    await stores.check()
 
 
 async def test_a_late_job_that_is_being_replaced_does_not_block_its_lane(stores: StoresAndUsers) -> None:

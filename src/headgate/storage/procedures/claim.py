@@ -39,7 +39,7 @@ from headgate.storage.admission import RowId
 from headgate.storage.driver import Transaction
 from headgate.storage.live_rules import CachedRules
 from headgate.storage.procedures.buckets import BUCKETS, BucketViews, ensure_rows, lock_buckets
-from headgate.storage.procedures.claim_plan import ClaimPlan, LaneVisit, sort_heads
+from headgate.storage.procedures.claim_plan import LOCKED_FOR, ClaimPlan, LaneVisit, sort_heads
 from headgate.storage.procedures.claim_snapshot import (
     LANES,
     LOWEST_RANK,
@@ -452,6 +452,7 @@ class SnapshotClaim:
                 visit.taken = min(len(visit.heads), rest[visit.row.queue])
             return
         ungated = self._snapshot.ungated
+        vain_claims, self._skipped.vain_claims = self._skipped.vain_claims, 0
         # Unknown jobs may be in front of one to take.
         filled = {queue for queue, lane in ungated.items() if lane.ready or lane.due or lane.unknown}
         counts = {queue: count for queue, count in rest.items() if count and queue in filled}
@@ -488,8 +489,9 @@ class SnapshotClaim:
             visit.complete = visit.taken < counts[queue]
             if (ungated[queue].due or is_shared) and visit.taken < min(counts[queue], plan.ungated_ready[queue]):
                 # Another claim has locked more jobs than it takes: some of each priority. Or others have locked or
-                # taken them, and there are other jobs for the slots that these got.
-                plan.note_wake(plan.now + SOON)
+                # taken them, for as long as they like, and there are other jobs for the slots that these got.
+                plan.note_wake(plan.now + (SOON if is_shared else min(SOON << vain_claims, LOCKED_FOR)))
+                self._skipped.vain_claims = 0 if heads else min(vain_claims + 1, 6)
         plan.ungated = list(visits.values())
 
     async def _claim_ungated_only(self) -> Claimed:

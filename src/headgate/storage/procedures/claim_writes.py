@@ -45,6 +45,9 @@ class SkippedJobs:
     locked_names: Sequence[str] = ()
     """Their names in statements that leave them out."""
 
+    vain_claims = 0
+    """How many claims in turn found due jobs without limits, and all of them locked or taken."""
+
     def __init__(self) -> None:
         self._began: dict[tuple[str, bool], int] = {}
 
