@@ -218,6 +218,19 @@ def test_no_job_waits_that_could_start(
     assert idle(tasks, nodes, runs, SECOND // 10) == []
 
 
+def test_a_queue_that_awaits_starts_keeps_no_shared_slot_from_others() -> None:
+    """The fault: a claim gave it the only slot, started nothing and set no time for the next one: a hang."""
+    tasks = [
+        TaskShape("plain", ("order", "own"), False),
+        TaskShape("plain", ("order",), False),
+        TaskShape("turns", ("order", "own"), False),
+    ]
+    shapes = [(0, 0, 0, 0), (2, 0, 3, 7), (1, 0, 0, 0), (2, 0, 0, 7), (1, 2, 0, 0)]
+    jobs = [JobShape(task, tenant, 0, 0, delay, lasts, 0) for task, tenant, delay, lasts in shapes]
+    nodes = [NodeShape({"plain": 1, "tenants": 1, "turns": 1}, 1, True)]
+    assert idle(tasks, nodes, played(tasks, jobs, nodes, frozenset({"own"})), SECOND) == []
+
+
 @settings(max_examples=examples(5, 50))
 @given(
     tasks=TASKS,

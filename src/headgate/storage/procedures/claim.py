@@ -516,6 +516,9 @@ class SnapshotClaim:
         if not plan.gated_slots and (snapshot.due or snapshot.woken or snapshot.opened):
             # No slot was free for gated jobs.
             plan.note_wake(plan.now)
+        if self._is_divided and not plan.has_starts:
+            # The slots went to queues that cannot use them yet, and another queue has its turn next.
+            plan.note_wake(plan.now + SOON)
         return plan.claimed(more=more)
 
 
