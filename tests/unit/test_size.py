@@ -17,17 +17,17 @@ WRITTEN = {".py", ".sql", ".lua", ".js", ".css", ".html"}
 
 BUDGETS = {
     "": 3_140,  # the modules beside the packages
-    "admin": 6_450,
+    "admin": 6_460,
     "cli": 8_300,
     "client": 2_940,
     "contrib": 3_230,
-    "engine": 10_010,
+    "engine": 10_050,
     "http": 20_530,
     "jobs": 4_300,
     "limits": 9_310,
     "observe": 1_940,
     "schedules": 1_700,
-    "storage": 23_330,
+    "storage": 23_370,
     "tasks": 5_200,
     "testing": 1_800,
 }
