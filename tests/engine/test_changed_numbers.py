@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headgate import Concurrency, DynamicWindow, Headgate, RateLimit, StrictRate
+from headgate import Concurrency, DeclarationError, DynamicWindow, Headgate, RateLimit, StrictRate
 from headgate.limits.limit import Limit
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
@@ -226,3 +226,21 @@ print(sorted(app.tasks))
 """
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert run.stdout == "['call', 'later']\n", run.stderr
+
+
+async def test_a_limit_that_no_job_of_a_declared_cost_could_pass_is_not_set() -> None:
+    """The fault: a rate of 2 for jobs that cost 3 failed each waiting job for good, one claim after another."""
+    app = Headgate("memory://")
+    api = StrictRate("10/m", key="{tenant}", name="api", cost=3)
+
+    @app.task(limits=[api])
+    async def call(tenant: str) -> None: ...
+
+    @app.task(limits=[StrictRate("10/m", key="{tenant}", name="sized", cost="{size}")])
+    async def upload(tenant: str, size: int) -> None: ...
+
+    async with app.open():
+        with pytest.raises(DeclarationError, match=r"limit 'api': cost=3 is more than .* 2/m .*, pause it"):
+            await app.admin.limits.set_rule("api", "2/m", key="acme")
+        await app.admin.limits.set_rule("api", "3/m", key="acme")
+        await app.admin.limits.set_rule("sized", "1/m")

@@ -17,7 +17,7 @@ WRITTEN = {".py", ".sql", ".lua", ".js", ".css", ".html"}
 
 BUDGETS = {
     "": 3_140,  # the modules beside the packages
-    "admin": 6_460,
+    "admin": 6_470,
     "cli": 8_300,
     "client": 2_940,
     "contrib": 3_230,

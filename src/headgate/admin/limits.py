@@ -18,7 +18,7 @@ from headgate.admin.set_rules import ListedSetting, SetRules
 from headgate.arguments import parse_instant, parse_until
 from headgate.clock import SECOND, Duration, to_datetime
 from headgate.engine.remote_limits import GuardedStore
-from headgate.errors import DeclarationError, HeadgateError, StorageUnavailable, UnknownLimit
+from headgate.errors import CostExceedsLimit, DeclarationError, HeadgateError, StorageUnavailable, UnknownLimit
 from headgate.jobs.audit import AuditRecord
 from headgate.jobs.history import KEPT_FOR, LIMIT_STEPS, step_at
 from headgate.jobs.job import BucketRef
@@ -202,8 +202,10 @@ class LimitsAdmin:
         actor: str,
         call_sizes: Mapping[str, int] = MappingProxyType({}),
         keyed: Set[str] = frozenset(),
+        costs: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         self.actor = actor
+        self._costs = costs
         self._keyed = keyed
         self._call_sizes = call_sizes
         self._storage = storage
@@ -422,7 +424,7 @@ class LimitsAdmin:
 
         The most specific setting wins: key, tier, longest pattern, all. It applies to all waiting jobs at once. Each
         key keeps what it has already used. A `key` is taken literally, even with pattern characters. Raises
-        UnknownLimit, and DeclarationError for a rule that does not fit the limit or its store.
+        UnknownLimit, and DeclarationError for a rule that does not fit the limit or its store, or grants no cost.
         """
         about = _about(limit, key, pattern, tier)
         self._require_settable(about, new)
@@ -561,6 +563,10 @@ class LimitsAdmin:
             )
         if declared.shares_state and about.scope != "all":
             raise DeclarationError(f"limit {limit!r} shares one ceiling among its keys; set it for all of them")
+        try:
+            new.rule.check_cost(self._costs.get(limit, 1))
+        except CostExceedsLimit as error:
+            raise DeclarationError(f"limit {limit!r}: {error}. To hold its jobs back, pause it") from None
         if limit in self._other_stores:
             self._other_stores[limit].check_rule(new.rule, limit)
 

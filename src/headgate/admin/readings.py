@@ -142,7 +142,7 @@ class Readings:
         # The order of a fair queue makes no job wait, so it is not shown as a limit.
         limits = {name: rule for name, rule in registry.rules.items() if not rule.orders_turns}
         self.limits: LimitsAdmin = LimitsAdmin(
-            storage, limits, other_stores, actor, registry.call_sizes, registry.keyed
+            storage, limits, other_stores, actor, registry.call_sizes, registry.keyed, registry.costs
         )
         self.history: HistoryAdmin = HistoryAdmin(storage, limits)
         self.schedules = schedules

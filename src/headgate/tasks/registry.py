@@ -225,10 +225,21 @@ class Registry:
     @property
     def keyed(self) -> Set[str]:
         """The limits of which no job uses a budget without a key."""
-        own = [
-            (each.name, each.limit) for task in self.tasks.values() for each in self.limit_set(task, task.queue).limits
-        ]
-        return self.rules.keys() - {name for name, limit in (*self.limits.items(), *own) if limit.key is None}
+        return self.rules.keys() - {name for name, limit in self._used_limits() if limit.key is None}
+
+    @property
+    def costs(self) -> Mapping[str, int]:
+        """The lowest cost that a limit has; 1 if one is computed for each job."""
+        costs: dict[str, int] = {}
+        for name, limit in self._used_limits():
+            cost = limit.cost if isinstance(limit.cost, int) else 1
+            costs[name] = min(cost, costs.get(name, cost))
+        return costs
+
+    def _used_limits(self) -> Iterator[tuple[str, Limit]]:
+        yield from self.limits.items()
+        for task in self.tasks.values():
+            yield from ((each.name, each.limit) for each in self.limit_set(task, task.queue).limits)
 
     def add_resource(self, resource: Resource) -> None:
         """Add a resource; if an earlier run of its cell declared it, it takes that one's place in all that need it."""
