@@ -130,8 +130,9 @@ class ClaimLoop(WithServices):
                 self._pending.add(has_backlog)
                 claim = self.claim_for(free_slots, has_backlog=has_backlog)
                 # Not twice in succession: where the limit is closed, other jobs get the slot.
-                if not (self._fetcher.is_fetching or self._fetcher.limits_away or self._keeping & free_slots.keys()):
-                    claim = replace(claim, keeps_slot=self._fetcher.has_limits)
+                fetcher, kept = self._fetcher, self._keeping & free_slots.keys()
+                if fetcher.has_limits and not (kept or fetcher.is_fetching or fetcher.limits_away):
+                    claim = replace(claim, keeps_slot=True)
                 pending.create_task(self._claim(claim, is_sweep=not is_woken))
 
     def claim_for(self, free_slots: Mapping[str, FreeSlots], *, has_backlog: bool = False) -> Claim:

@@ -374,7 +374,7 @@ class ClaimPlan:
             lanes.append(lane)
         self._awaiting_fetch = {view.ref for view in self.opened if self._lacks_starts(view)}
         if self.claim.keeps_slot:
-            firsts = {lane.queue: lane for lane in reversed(lanes) if lane.demands}
+            firsts = {lane.queue: lane for lane in reversed(lanes) if lane.demands and self.shares[lane.queue]}
             self._keeping = {queue for queue, lane in firsts.items() if waits_for_fetch(lane, self.limit_now)}
         shares = {queue: share - (queue in self._keeping) for queue, share in self.shares.items()}
         admit(lanes, shares, self.limit_now)
