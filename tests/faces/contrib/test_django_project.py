@@ -170,3 +170,17 @@ def test_the_store_url_is_derived_from_databases(vendor: str, settings: dict[str
 def test_an_unsupported_database_needs_an_app(vendor: str, settings: dict[str, Any]) -> None:
     with pytest.raises(ImproperlyConfigured, match="HEADGATE_URL"):
         jobs_url(vendor, settings)
+
+
+def test_a_child_process_imports_a_project_that_configures_its_settings_itself() -> None:
+    """The fault: Django was set up before the import, and without DJANGO_SETTINGS_MODULE each process task failed."""
+    code = (
+        "from django.conf import settings\n"
+        "from headgate.contrib.django.body import with_connections\n"
+        "from headgate.tasks.executor_kind import IN_CHILD\n"
+        "IN_CHILD.set()\n"
+        "with_connections(settings.configure)\n"
+        "with_connections(lambda: settings.DATABASES)\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"}
+    subprocess.run([sys.executable, "-c", code], env=environment, timeout=patient(30), check=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -14,6 +15,7 @@ import django
 import msgspec
 from asgiref.sync import ThreadSensitiveContext, sync_to_async
 from django.apps import apps
+from django.conf import ENVIRONMENT_VARIABLE, settings
 from django.db import connections
 from msgspec import structs
 
@@ -33,6 +35,8 @@ def with_connections(call: Callable[[], Any]) -> Any:
     In a child process this is called before anything of the project is imported.
     """
     if IN_CHILD.is_set() and not apps.ready:
+        if not settings.configured and not os.environ.get(ENVIRONMENT_VARIABLE):
+            return call()  # The project sets Django up itself, as it is imported.
         django.setup()
     _close_old_connections()
     try:
