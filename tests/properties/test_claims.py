@@ -143,6 +143,19 @@ async def longest_waits(lanes: list[Lane], slots: Slots) -> Counter[int]:
     capacity=dict.fromkeys(QUEUES, 4),
     most=None,
 )
+# The start that the shared limit granted was kept for the lane that waited the longest, whose queue got no slot in that
+# claim, and its slot came when another queue had used the start.
+@example(
+    lanes=[
+        Lane("plain", "work", ("tenant",), 0, 1),
+        Lane("plain", "work", ("tenant",), 0, 1),
+        Lane("plain", "work", SHARED, 0, 1),
+        Lane("other", "work", SHARED, 0, 1),
+        Lane(FAIR, "work", SHARED, 0, 1),
+    ],
+    capacity=dict.fromkeys(QUEUES, 1),
+    most=2,
+)
 @settings(max_examples=examples(3, 60))
 @given(lanes=st.lists(LANES, min_size=2, max_size=5), capacity=CAPACITY, most=st.one_of(st.none(), st.integers(1, 8)))
 def test_a_lane_has_its_turn_whatever_else_is_in_line(

@@ -27,7 +27,7 @@ BUDGETS = {
     "limits": 9_310,
     "observe": 1_940,
     "schedules": 1_700,
-    "storage": 23_370,
+    "storage": 23_430,
     "tasks": 5_200,
     "testing": 1_800,
 }

@@ -231,7 +231,7 @@ class SnapshotClaim:
             plan.fair.note_groups(found)
         if self._claim.shared_slots is not None:
             rows = plan.usable([*snapshot.behind, *snapshot.due, *snapshot.woken])
-            self._is_divided = plan.divide(self._claim.shared_slots, rows)
+            self._is_divided = plan.divide(self._claim.shared_slots, rows, grants)
         visits = plan.choose(grants, snapshot.behind, snapshot.due, snapshot.woken)
         self._visits.update((visit.row.id, visit) for visit in visits)
         return visits

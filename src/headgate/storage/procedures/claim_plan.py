@@ -223,13 +223,10 @@ class ClaimPlan:
         """
         shares = self.shares
         self.fair.note_in_line(due, behind)
-        rows = sorted(self.usable([*behind, *due, *woken]), key=lambda row: (row.since or 0, row.id))
+        rows = sorted(self.usable([*behind, *due, *woken]), key=_by_age)
         # How long lanes wait decides how many of each queue a bucket releases, and their turns decide which.
-        left_of, released = dict(grants), Counter[tuple[RowId, str]]()
-        for row in rows:
-            if row.behind is not None and left_of.get(row.behind, 0) > 0:
-                left_of[row.behind] -= 1
-                released[row.behind, row.queue] += 1
+        ready = _released((row for row in rows if shares.get(row.queue, 0) > 0), grants)
+        released = Counter((row.behind, row.queue) for row in ready if row.behind is not None)
         self.fair.sort(rows, outside=(*behind, *woken), shares=shares)
         candidates: list[LaneRow] = []
         for row in rows:
@@ -267,13 +264,15 @@ class ClaimPlan:
             return quantum
         return 1 if sharing[row.behind] > 1 else min(quantum, grants.get(row.behind, 1))
 
-    def divide(self, slots: int, rows: Iterable[LaneRow]) -> bool:
+    def divide(self, slots: int, rows: Iterable[LaneRow], grants: Mapping[RowId, int]) -> bool:
         """Divide the slots that all queues share among those with jobs: in these lanes, or without limits.
+
+        Of lanes behind a bucket, those count that wait the longest, as many as it grants.
 
         Returns whether a queue gets fewer than it has jobs for. One whose jobs cannot start leaves slots unused.
         """
         waiting = Counter(self.ungated_ready)
-        for row in rows:
+        for row in _released(sorted(rows, key=_by_age), grants):
             waiting[row.queue] += max(1, row.waiting)
         usable = {queue: min(free.slots, waiting[queue]) for queue, free in self.claim.free_slots.items()}
         parts = self._divided(slots, usable)
@@ -658,6 +657,21 @@ class ClaimPlan:
         if visit.view is not None and visit.view.leaders:
             return [_with_call(job, visit.view, index, jobs) for index, job in enumerate(jobs)]
         return jobs
+
+
+def _by_age(row: LaneRow) -> tuple[int, RowId]:
+    return row.since or 0, row.id
+
+
+def _released(rows: Iterable[LaneRow], grants: Mapping[RowId, int]) -> Iterator[LaneRow]:
+    """Return the lanes in line, and of those behind each bucket the first ones, as many as it grants."""
+    left = dict(grants)
+    for row in rows:
+        if row.behind is None:
+            yield row
+        elif left.get(row.behind, 0) > 0:
+            left[row.behind] -= 1
+            yield row
 
 
 def _with_call(job: ClaimedJob, view: LaneView, index: int, jobs: Sequence[ClaimedJob]) -> ClaimedJob:
