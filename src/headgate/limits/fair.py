@@ -129,7 +129,7 @@ class TurnGroup:
     It `is_complete` if all its lanes in line are visited.
     """
 
-    __slots__ = ("first", "is_complete", "is_exhausted", "last", "step", "virtual_time")
+    __slots__ = ("first", "has_started", "is_complete", "is_exhausted", "last", "step", "virtual_time")
 
     def __init__(self, virtual_time: int, step: int = STEP) -> None:
         self.virtual_time = virtual_time
@@ -139,6 +139,8 @@ class TurnGroup:
         self.last: int | None = None
         """The highest virtual time of its lanes so far."""
         self.is_complete = True
+        self.has_started = False
+        """Whether a visited lane has started a job."""
         self.is_exhausted = False
         """Whether all visited lanes have started all their jobs."""
 
@@ -185,11 +187,16 @@ class TurnLine:
         taker.virtual_time = virtual_time = next_virtual_time(taker.virtual_time, taker.step)
         heapreplace(lanes, (virtual_time, own_place, taker))
         if taker.group is not None:
+            taker.group.has_started = True
             taker.group.virtual_time = virtual_time = next_virtual_time(taker.group.virtual_time, taker.group.step)
         heapreplace(self._groups, (virtual_time, place, lanes))
 
     def leave(self) -> bool:
-        """Remove the first lane. Returns whether its group has more lanes in line that are not visited."""
+        """Remove the first lane. Returns whether jobs of its group come next, in lanes in line that are not visited.
+
+        They are not waited for if no visited lane of the group could start a job: a tenant has thousands of users. If
+        one of them can, the group is the first one in the next claim.
+        """
         lanes = self._groups[0][2]
         _, _, taker = heappop(lanes)
         if lanes:
@@ -198,7 +205,7 @@ class TurnLine:
         if taker.group is None:
             return False
         taker.group.is_exhausted = True
-        return not taker.group.is_complete
+        return taker.group.has_started and not taker.group.is_complete
 
 
 def checked_key(key: Any, where: str) -> FairKey:

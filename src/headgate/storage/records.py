@@ -56,6 +56,7 @@ class Claim(msgspec.Struct, frozen=True):
     At most `shared_slots` jobs start in all queues together. Without `limit_sets` it gets jobs that carry no limit
     set, by their tasks. It `has_backlog` if the last claim of its queues filled their slots; then the node may claim
     its other queues at the same time. With `keeps_slot`, each queue leaves a slot to its first lane that needs a fetch.
+    It visits `width` times as many lanes as could start jobs.
     """
 
     node: str
@@ -66,11 +67,17 @@ class Claim(msgspec.Struct, frozen=True):
     shared_slots: int | None = None
     has_backlog: bool = False
     keeps_slot: bool = False
+    width: int = 1
 
     @property
     def page(self) -> int:
-        """How many lanes, and how many buckets, to read at most: no more could be used."""
+        """How many jobs could start at most in one queue."""
         return max([1, *(free.slots for free in self.free_slots.values())])
+
+    @property
+    def lanes(self) -> int:
+        """How many lanes, and how many buckets, to read at most."""
+        return self.page * self.width
 
     def without(self, queues: frozenset[str]) -> Claim:
         """Return the claim without some queues."""

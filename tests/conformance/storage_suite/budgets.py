@@ -198,6 +198,22 @@ class BudgetsConformance(Conformance):
         clock.advance(60)
         assert await store_user.take_ids(queues=["left", "right"]) == waiting[1:2]
 
+    async def test_many_lanes_over_a_limit_that_they_share_hardly_delay_the_lanes_after_them(
+        self, store_user: StoreUser
+    ) -> None:
+        """The fault: a claim visited one lane for each free slot, whether or not it could start a job."""
+        store_user.rules = {"tenant": rate(1, per=600, burst=1), "user": rate(1, per=600, burst=1)}
+        lanes = [[("tenant", "a"), ("user", f"{number}")] for number in range(600)]
+        await store_user.storage.add([store_user.new(buckets=buckets) for buckets in lanes])
+        last = await store_user.add_one(buckets=[("tenant", "b"), ("user", "b")])
+        found: list[str] = []
+        claims = 0
+        while last not in found:
+            found += [job.id for job in (await store_user.claim(2)).jobs]
+            claims += 1
+        assert len(found) == 2
+        assert claims <= 20
+
     async def test_keys_are_compared_exactly(self, store_user: StoreUser) -> None:
         store_user.rules = {"a": strict(1), "a:b": strict(1), "A": strict(1)}
         distinct = [("a", "b:c"), ("a:b", "c"), ("a", "b"), ("A", "b"), ("a", "B"), ("a", " b"), ("a", "")]

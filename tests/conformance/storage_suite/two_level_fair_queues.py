@@ -125,6 +125,38 @@ class TwoLevelFairQueuesConformance(Conformance):
         assert tenants(found)["a"] in {3, 4}
         assert await storage.check() == []
 
+    @pytest.mark.parametrize("slots", [1, 4])
+    async def test_users_of_a_tenant_over_its_limit_do_not_stop_other_tenants(
+        self, store_user: StoreUser, slots: int
+    ) -> None:
+        """The fault: no other started until each of their lanes had been visited, one for each free slot of a claim."""
+        store_user.rules = {**turns(), "calls": rate(1, per=600, burst=1)}
+        key = [f"a{BETWEEN_LEVELS}{member}" for member in range(600)]
+        await store_user.storage.add([store_user.new(buckets=[("calls", "a"), (ORDER, each)]) for each in key])
+        waited = []
+        for number in range(4):
+            await add(store_user, f"b{number}", "only")
+            claims, found = 0, set[str]()
+            while f"b{number}" not in found:
+                claimed = await store_user.claim(slots)
+                found |= {levels_of(key_of(job))[0] for job in claimed.jobs}
+                claims += 1
+            waited.append(claims)
+        assert max(waited) <= 10
+
+    async def test_a_tenant_whose_first_users_cannot_start_gets_its_share(
+        self, storage: Store, store_user: StoreUser
+    ) -> None:
+        store_user.rules = {**turns(), "calls": rate(1, per=600, burst=1)}
+        for member in range(40):
+            await add(store_user, "a", f"{member}", 10, ("calls", f"{member // 20}"))
+        for member in range(40, 60):
+            await add(store_user, "a", f"{member}", 10)
+        await add(store_user, "b", "only", 200)
+        counts = tenants(await started(store_user, 200))
+        assert abs(counts["a"] - 100) <= 4
+        assert await storage.check() == []
+
     @pytest.mark.parametrize("burst", [1, 5])
     async def test_a_shared_rate_is_divided_among_tenants_whatever_the_number_of_their_users(
         self, storage: Store, store_user: StoreUser, clock: ManualClock, burst: int

@@ -84,11 +84,16 @@ def test_a_line_alternates_between_groups_and_within_them() -> None:
     assert started == ["a1", "b", "a2", "b", "a1", "b"]
 
 
+@pytest.mark.parametrize("has_started", [True, False])
 @pytest.mark.parametrize("is_complete", [True, False])
-def test_a_group_says_when_it_may_have_more_lanes(is_complete: bool) -> None:
+def test_a_group_that_has_started_a_job_and_may_have_more_lanes_is_waited_for(
+    is_complete: bool, has_started: bool
+) -> None:
     group = TurnGroup(0, 10)
     group.is_complete = is_complete
     line = TurnLine([Taker("a1", 0, group), Taker("a2", 0, group)])
+    if has_started:
+        line.start()
     assert line.leave() is False
-    assert line.leave() is not is_complete
+    assert line.leave() is (has_started and not is_complete)
     assert line.first is None

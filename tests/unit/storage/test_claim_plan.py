@@ -17,6 +17,7 @@ from headgate.storage.admission import BucketView
 from headgate.storage.fetched import FetchedBalance, FetchedStarts
 from headgate.storage.procedures.claim_plan import ClaimPlan, LaneVisit
 from headgate.storage.procedures.claim_snapshot import LaneHead, LaneRow
+from headgate.storage.procedures.claim_writes import SkippedJobs
 from headgate.storage.procedures.fair_lines import FairLines
 from headgate.storage.records import Claim, Claimed, FreeSlots
 
@@ -101,6 +102,21 @@ def test_the_first_lane_of_a_bucket_that_needs_a_fetch_sets_the_fetched_cost() -
     lanes = [a_lane("first"), a_lane("second", None)]
     claimed = claim(a_plan(a_bucket()), lanes[:1], lanes[1:], [a_head(60, "first"), a_head(5, "second")])
     assert asked(claimed) == [(TOKENS, 60)]
+
+
+def test_claims_widen_while_their_lanes_start_nothing_and_narrow_when_they_fill_their_slots() -> None:
+    skipped, widths = SkippedJobs(), list[int]()
+    for taken in [0] * 9 + [2] + [5] * 9:
+        plan = a_plan(slots=5)
+        request = skipped.widened(plan.claim)
+        plan.gated = [LaneVisit(a_lane(f"{n}"), taken=int(n < taken)) for n in range(request.lanes)]
+        plan.page_was_full = True
+        skipped.note_visits(request, plan)
+        widths.append(skipped.widened(plan.claim).width)
+    assert widths == [2, 4, 8, 16, 32, 51, 51, 51, 51, 51, 25, 12, 6, 3, 1, 1, 1, 1, 1]
+    plan.page_was_full, plan.gated = False, []
+    skipped.note_visits(request, plan)
+    assert skipped.widened(plan.claim).width == 1
 
 
 def test_a_bucket_that_needs_a_fetch_without_a_visited_lane_stays_open_and_fetches_nothing() -> None:

@@ -242,7 +242,9 @@ class Claimer:
 
     async def _claim(self, session: Session, request: Claim) -> Claimed:
         # Those that are paused as of the last snapshot.
-        claim = replace(request.without(self._paused), rules=self._live.rules.usable(request.rules))
+        claim = replace(
+            self._locked.widened(request.without(self._paused)), rules=self._live.rules.usable(request.rules)
+        )
         self.low_watermarks.begin()
         self._locked.begin()
         tx = PostgresTransaction(session, self._time, self._clock)
@@ -437,7 +439,7 @@ class Claimer:
             merged_at_once=0 if self._leaves_arrivals else MERGED_AT_ONCE,
             due_floors=[self.low_watermarks.due(queue) for queue in claim.free_slots],
             opened_floor=self.low_watermarks.opened(claim.free_slots),
-            lanes=max(claim.page, LANES_AHEAD) if claim.has_backlog else claim.page,
+            in_line=max(claim.lanes, LANES_AHEAD) if claim.has_backlog else claim.lanes,
         )
         # If this process passes the time to statements, the server does not measure `took`.
         self.low_watermarks.record_read_duration(row.took if own is None else 0)

@@ -116,7 +116,7 @@ _TURN_GROUPS = RowDecoder(TurnGroupRow, "turn group")
 
 async def claim_alone(tx: Transaction, request: Claim, live: CachedRules, skipped: SkippedJobs) -> Claimed:
     """Take jobs that may start now, in the open transaction of the one writer."""
-    claim = replace(request, rules=live.rules.usable(request.rules))
+    claim = replace(skipped.widened(request), rules=live.rules.usable(request.rules))
 
     async def read(*, known_only: bool) -> ClaimSnapshot:
         values = {"now": tx.now, "limit_now": tx.limit_now}
@@ -265,7 +265,7 @@ class SnapshotClaim:
         # At most as many lanes are read behind a bucket as it grants, so they are always cut short.
         if len(snapshot.due) + len(snapshot.woken) >= page or len(snapshot.opened) >= page or bool(snapshot.behind):
             return True
-        return self._plan.fair.cuts_groups(snapshot.due, page)
+        return self._plan.fair.cuts_groups(snapshot.due, self._claim.lanes)
 
     # ---------------------------------------------------------------------------------------------- claim
 
@@ -307,6 +307,7 @@ class SnapshotClaim:
                 raise _LanesHidden
             plan.note_wake(plan.now + SECOND - since)
         plan.decide(held, buckets.__getitem__)
+        self._skipped.note_visits(self._claim, plan)
         await self._take_ungated()
         claimed = await self._write(refs)
         if held != visits:

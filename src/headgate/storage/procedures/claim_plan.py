@@ -219,7 +219,7 @@ class ClaimPlan:
         """Return lanes that are due or behind opened buckets, the longest waiting first.
 
         Those of a fair queue are in the order of their virtual times. It returns at most as many lanes as are expected
-        to fill the `shares`: to read and lock lanes in vain costs the most.
+        to fill the `shares`, or as many times as the claim is wide: to read and lock lanes in vain costs the most.
         """
         shares = self.shares
         self.fair.note_in_line(due, behind)
@@ -235,9 +235,11 @@ class ClaimPlan:
                     continue
                 released[row.behind, row.queue] -= 1
             candidates.append(row)
+        if self.claim.width > 1:
+            candidates = self.fair.mixed(candidates, shares, self.claim.width)
         sharing = Counter(row.behind for row in candidates)
         awaiting_fetch = {view.id for view in self.opened if self._lacks_starts(view)}
-        left = dict(shares)
+        left = {queue: share * self.claim.width for queue, share in shares.items()}
         visits: dict[RowId, LaneVisit] = {}
         for row in candidates:
             # A lane behind a bucket that needs a fetch starts no job yet. Slots must be free for the starts fetched.

@@ -256,16 +256,17 @@ async def read_snapshot(
     """
     queues = list(claim.free_slots)
     known = claim.known(newest)
-    count = claim.page
+    count, lanes = claim.page, claim.lanes
     return await tx.row(
         decoder,
         "claim_snapshot",
         node=claim.node,
         queues=queues,
         count=count,
+        lanes=lanes,
         # Enough by this quantum is enough for any share of these slots by its own.
         quantum=-(-count // FAIR_LANES),
-        enough=count + FAIR_LANES - 1,
+        enough=lanes + FAIR_LANES - 1,
         limits=list(claim.rules),
         known=known.as_lines,
         known_json=known.as_json,

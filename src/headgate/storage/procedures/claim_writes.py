@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 from typing import NoReturn
 
 import msgspec
+from msgspec.structs import replace
 
 from headgate.clock import SECOND
 from headgate.jobs.bucket_mask import chosen
@@ -23,6 +24,9 @@ from headgate.storage.procedures.claim_snapshot import LaneHead
 from headgate.storage.procedures.following import ENDED_JOBS, FollowersHeld, resolve_followers
 from headgate.storage.records import Claim, Dropped
 from headgate.storage.stored_rows import RowDecoder, bucket_id
+
+MOST_LANES = 256
+"""How many lanes a claim visits at most while lanes that it visits start nothing, if it has fewer slots."""
 
 
 class ClaimConflict(Exception):
@@ -49,7 +53,24 @@ class SkippedJobs:
     """How many claims in turn found due jobs without limits, and all of them locked or taken."""
 
     def __init__(self) -> None:
+        self._width = 1
         self._began: dict[tuple[str, bool], int] = {}
+
+    def widened(self, claim: Claim) -> Claim:
+        """Return the claim with its width."""
+        return replace(claim, width=self._width)
+
+    def note_visits(self, claim: Claim, plan: ClaimPlan) -> None:
+        """Double the width of the next claim if this one leaves lanes, and more than half of its slots; else halve it.
+
+        A thousand users of a tenant whose limit is used up must not keep others waiting until each of their lanes has
+        been visited, as many in a claim as there are free slots.
+        """
+        started = sum(visit.taken for visit in plan.gated)
+        if plan.page_was_full and 2 * started < plan.gated_slots:
+            self._width = min(2 * claim.width, max(1, MOST_LANES // claim.page))
+        else:
+            self._width = max(1, claim.width // 2)
 
     def since_began(self, claim: Claim, now: int) -> int:
         """Return the age of the present second of a node's claims, of queues with a backlog or without."""

@@ -98,6 +98,18 @@ class FairLines:
         planned = self._planned_times(lanes, shares)
         lanes.sort(key=lambda row: (planned[row.id], self._is_in_line(row), *self._place(row)))
 
+    def mixed(self, rows: Iterable[LaneRow], shares: Mapping[str, int], width: int) -> list[LaneRow]:
+        """Return the lanes for a claim that is so wide: a group leaves half of the visits to the groups after it."""
+        first: list[LaneRow] = []
+        rest: list[LaneRow] = []
+        visits: Counter[RowId] = Counter()
+        for row in rows:
+            if row.group_id is not None:
+                visits[row.group_id] += 1
+            is_first = row.group_id is None or 2 * visits[row.group_id] <= width * shares.get(row.queue, 0)
+            (first if is_first else rest).append(row)
+        return [*first, *rest]
+
     def note_not_visited(self, rows: Iterable[LaneRow]) -> None:
         """Note lanes that the claim leaves in line: jobs of their groups may come before those of others."""
         for row in rows:

@@ -83,7 +83,7 @@ lane.behind, lane.wakes_at, lane.wait_mode, lane.opened_at, lane.virtual_time, 0
 CASE
     WHEN NOT is_needed THEN 0
     WHEN count(*) FILTER (WHERE is_needed) OVER (PARTITION BY queue) = count(*) OVER (PARTITION BY queue)
-        THEN 1 + :count::integer / number
+        THEN 1 + :lanes::integer / number
     ELSE 1 + count(*) FILTER (WHERE is_needed) OVER (PARTITION BY queue) / number
 END
 
@@ -174,7 +174,7 @@ SELECT
                     {no join}
                 )
             ORDER BY opens_at
-            LIMIT :count::integer
+            LIMIT :lanes::integer
         ) AS opened
     ) AS opened,
     (
@@ -185,7 +185,7 @@ SELECT
             WHERE queue = named.name AND gated AND behind IS NULL AND since IS NOT NULL AND group_id IS NULL
                 AND lane.place >= named.due_floor AND @is_wanted
             ORDER BY lane.place, since, id
-            LIMIT :lanes::integer
+            LIMIT :in_line::integer
         ) AS lane
     ) AS due,
     -- The lanes of the first groups in line.
@@ -210,7 +210,7 @@ SELECT
                             {no join}
                         )
                     ORDER BY virtual_time, id
-                    LIMIT :count::integer
+                    LIMIT :lanes::integer
                 ) AS first
                 CROSS JOIN LATERAL (
                     SELECT waiting FROM headgate.lane
@@ -235,7 +235,7 @@ SELECT
             SELECT * FROM headgate.lane
             WHERE queue = named AND gated AND since IS NULL AND wakes_at <= (SELECT now FROM instant) AND @is_wanted
             ORDER BY wakes_at
-            LIMIT :count::integer
+            LIMIT :lanes::integer
         ) AS lane
     ) AS woken,
     (
@@ -338,7 +338,7 @@ SELECT
                     WHERE behind = bucket.id AND queue IN (SELECT queue FROM named) AND @is_wanted
                 )
             ORDER BY opens_at
-            LIMIT :count
+            LIMIT :lanes
         )
     ) AS opened,
     (
@@ -349,7 +349,7 @@ SELECT
             WHERE queue = named.queue AND gated AND behind IS NULL AND since IS NOT NULL AND group_id IS NULL
                 AND @is_wanted
             ORDER BY lane.place, since, id
-            LIMIT :count
+            LIMIT :lanes
         )
     ) AS due,
     (
@@ -381,7 +381,7 @@ SELECT
                                     AND @is_wanted
                             )
                         ORDER BY virtual_time, id
-                        LIMIT :count
+                        LIMIT :lanes
                     )
                 ) AS first
                 WINDOW line AS (PARTITION BY queue ORDER BY virtual_time, id)
@@ -392,7 +392,7 @@ SELECT
                 SELECT id, row_number() OVER (ORDER BY lane.place, since, id) AS number FROM lane
                 WHERE lane.group_id = line.id AND behind IS NULL AND since IS NOT NULL AND @is_wanted
                 ORDER BY lane.place, since, id
-                LIMIT :count + 1
+                LIMIT :lanes + 1
             )
             WHERE number <= line.most
         )
@@ -405,7 +405,7 @@ SELECT
             SELECT id FROM lane
             WHERE queue = named.queue AND gated AND since IS NULL AND wakes_at <= :now AND @is_wanted
             ORDER BY wakes_at
-            LIMIT :count
+            LIMIT :lanes
         )
     ) AS woken,
     (
