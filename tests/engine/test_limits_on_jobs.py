@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
@@ -38,9 +39,10 @@ from headgate import (
     header,
 )
 from headgate.clock import SECOND
-from headgate.errors import CostExceedsLimit, HeadgateError, IllegalTransition
+from headgate.errors import CostExceedsLimit, GateClosed, HeadgateError, IllegalTransition
 from headgate.jobs.event import Event, JobEnqueued, JobFailure, JobFinished, JobNotMigrated
 from headgate.limits.limit import Limit
+from headgate.limits.standalone.limiter import Limiter
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.engine.bad_stores import FailingLeaveStorage
@@ -1283,6 +1285,90 @@ def test_jobs_and_plain_code_use_one_budget() -> None:
             with pytest.raises(UnknownLimit):
                 app.limiter("other")
             await limiter.close()
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize(
+    ("limit", "turns", "most"),
+    [
+        (RateLimit("60/m", burst=1), 118, 1),
+        (RateLimit("60/m", burst=10), 118, 1),
+        (RateLimit("60/m", burst=10, cost=5), 39, 1),
+        (StrictRate("60/m", margin=0), 3, 30),
+        (FixedWindow("10/m"), 3, 5),
+    ],
+    ids=["spaced", "burst", "costly jobs", "strict", "window"],
+)
+@pytest.mark.parametrize(("limiters", "callers"), [(1, 1), (3, 1), (1, 50)])
+def test_plain_code_that_waits_takes_turns_with_a_backlog(
+    limit: Limit, turns: int, most: int, limiters: int, callers: int
+) -> None:
+    """The fault: who asked first got a start as it came free, and that was a claim: a caller waited for minutes."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        app.limit("api", limit)
+        starts: list[tuple[int, str]] = []
+
+        @app.task(limits=["api"])
+        async def call() -> None:
+            assert isinstance(limit.cost, int)
+            starts.extend([(clock.monotonic(), "job")] * limit.cost)
+
+        async def ask(limiter: Limiter) -> None:
+            while True:
+                await limiter.acquire()
+                starts.append((clock.monotonic(), "plain"))
+
+        async with app:
+            await call.enqueue_many([()] * 1000)
+            await asyncio.sleep(120)
+            began = clock.monotonic()
+            shared = [app.limiter("api") for _ in range(limiters)]
+            asking = [asyncio.create_task(ask(limiter)) for limiter in shared for _ in range(callers)]
+            await asyncio.sleep(240)
+            counts = Counter(who for at, who in starts if at >= began)
+            assert counts["plain"] >= 0.8 * turns * min(limiters * callers, most)
+            assert 2 * counts["job"] >= 0.9 * counts.total()
+            for at, _ in starts:
+                assert sum(at <= other < at + 60 * SECOND for other, _ in starts) <= limit.rule.bound(60 * SECOND)
+            for each in asking:
+                each.cancel()
+
+    run_virtual(main)
+
+
+def test_a_booked_start_of_a_caller_that_leaves_is_given_back() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        app.limit("api", RateLimit("60/m", burst=1))
+        limiter, ran = app.limiter("api"), list[int]()
+
+        @app.task(limits=["api"])
+        async def call() -> None:
+            ran.append(clock.monotonic())
+
+        async with app:
+            await call.enqueue_many([()] * 200)
+            await asyncio.sleep(10.5)
+            ran.clear()
+            # Of a slot that is too far away, nothing is booked.
+            assert not await limiter.acquire(timeout=0.1)
+            for _ in range(5):
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(limiter.acquire(), 0.1)
+            await asyncio.sleep(9.9)
+            assert len(ran) in (10, 11)
+            # One that is closed meanwhile gives back, too.
+            waiting = asyncio.create_task(limiter.acquire())
+            await asyncio.sleep(0.1)
+            await limiter.close()
+            with pytest.raises(GateClosed):
+                await waiting
+            ran.clear()
+            await asyncio.sleep(10)
+            assert len(ran) in (9, 10)
 
     run_virtual(main)
 

@@ -24,10 +24,10 @@ BUDGETS = {
     "engine": 10_050,
     "http": 20_530,
     "jobs": 4_300,
-    "limits": 9_310,
+    "limits": 9_360,
     "observe": 1_940,
     "schedules": 1_700,
-    "storage": 23_430,
+    "storage": 23_490,
     "tasks": 5_200,
     "testing": 1_800,
 }

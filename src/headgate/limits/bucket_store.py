@@ -8,7 +8,7 @@ back, and all programs that use the store share it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 from msgspec.structs import replace
@@ -117,6 +117,32 @@ class NotesRefusals(Protocol):
         that closed it.
         """
         ...
+
+
+class Turn(NamedTuple):
+    """The answer to a caller that waits: `booked` starts, charged already, may go at `taken.opens_at`."""
+
+    taken: Taken
+    booked: int = 0
+
+
+@runtime_checkable
+class TakesTurns(Protocol):
+    """A bucket store in which jobs wait, too."""
+
+    async def take_turn(self, bucket: Bucket, cost: int = 1, *, count: int = 1, patience: int) -> Turn:
+        """As `take`, for callers that wait. If nothing is granted and it is their turn, it books starts for them.
+
+        It is if a job has started since the last start of such a caller. A start after `patience` (µs) is not booked.
+        """
+        ...
+
+
+async def take_turn(store: BucketStore, bucket: Bucket, cost: int, *, count: int, patience: int) -> Turn:
+    """As `TakesTurns`, for any store: only one in which jobs wait books starts."""
+    if isinstance(store, TakesTurns):
+        return await store.take_turn(bucket, cost, count=count, patience=patience)
+    return Turn(await store.take(bucket, cost, count=count))
 
 
 class ServerReport(msgspec.Struct, frozen=True):

@@ -8,9 +8,10 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec.structs import replace
 
+from headgate.clock import SECOND
 from headgate.errors import DeclarationError, LimitRejected
 from headgate.jobs.job import BucketRef
-from headgate.limits.bucket_store import Bucket, Taken, snapshot_of
+from headgate.limits.bucket_store import Bucket, Taken, Turn, snapshot_of
 from headgate.limits.key import bucket_key
 from headgate.limits.rule import NEVER, Snapshot
 from headgate.limits.standalone.decision import full_again_at
@@ -20,12 +21,23 @@ from headgate.storage.stored_rows import load_state, note_unreadable
 
 R = TypeVar("R")
 
+TURN = "\x1fturn"
+"""The id of the note about the last turn of callers that wait, unlike any that callers choose."""
+
+MANY = 1_000_000
+
+TURN_FOR = SECOND // 2
+"""How long a bucket is left open to jobs if it is their turn."""
+
+ASK_EVERY = SECOND // 50
+"""How long a caller sleeps that waits for jobs to take their turn."""
+
 
 class StoredBuckets:
     """A BucketStore on the store of the jobs. Rules that were set at run time apply here too.
 
     While jobs wait for a bucket, plain code is granted nothing before it opens for the first of them. Then it serves
-    who asks first, which is a claim beside a backlog.
+    who asks first, and callers that wait take turns with jobs.
     """
 
     def __init__(self, storage: Store) -> None:
@@ -39,6 +51,10 @@ class StoredBuckets:
 
     async def take(self, bucket: Bucket, cost: int = 1, *, count: int = 1, id: str | None = None) -> Taken:
         return await self._visit(bucket, lambda visit: _take(visit, cost, count), id, may_repeat=id is not None)
+
+    async def take_turn(self, bucket: Bucket, cost: int = 1, *, count: int = 1, patience: int) -> Turn:
+        """As `TakesTurns.take_turn`."""
+        return await self._visit(bucket, lambda visit: _take_turn(visit, cost, count, patience), TURN)
 
     async def reserve(self, bucket: Bucket, cost: int = 1, *, id: str) -> Taken:
         """As `BucketStore.reserve`. Raises LimitRejected while the limit is paused for the key."""
@@ -111,15 +127,23 @@ class _StoredAnswer(msgspec.Struct, array_like=True):
     after: str | None = None
 
 
-_decode = msgspec.json.Decoder(_StoredAnswer).decode
+class _StoredTurn(msgspec.Struct, array_like=True):
+    """The last turn of callers that wait: the state after it, its slot, and how many more of its starts are theirs."""
+
+    after: str | None
+    slot: int
+    left: int
 
 
-def _known(visit: BucketVisit) -> _StoredAnswer | None:
-    """Return what is stored of a repeated request; None if nothing is, or if it cannot be read."""
+N = TypeVar("N", _StoredAnswer, _StoredTurn)
+
+
+def _known(visit: BucketVisit, kind: type[N]) -> N | None:
+    """Return what is stored of an earlier request; None if nothing is, or if it cannot be read."""
     if visit.note is None:
         return None
     try:
-        return _decode(visit.note)
+        return msgspec.json.decode(visit.note, type=kind)
     except (msgspec.DecodeError, UnicodeError) as error:
         ref = visit.view.ref
         note_unreadable("request to bucket", f"{ref.limit}:{ref.key}", f"note: {error}")
@@ -127,9 +151,16 @@ def _known(visit: BucketVisit) -> _StoredAnswer | None:
 
 
 def _take(visit: BucketVisit, cost: int, count: int) -> Taken:
-    known = _known(visit)
+    known = _known(visit, _StoredAnswer)
     if known is not None:
         return known.taken
+    taken = _start(visit, cost, count)
+    if taken.granted:
+        visit.store_note(_encode(_StoredAnswer(taken)), visit.now + visit.view.rule.period)
+    return taken
+
+
+def _start(visit: BucketVisit, cost: int, count: int) -> Taken:
     view, now = visit.view, visit.now
     granted = 0
     opens_at, after = _try_take(view, now, cost)
@@ -137,16 +168,44 @@ def _take(visit: BucketVisit, cost: int, count: int) -> Taken:
         granted += 1
         view.set_state(after)
         opens_at, after = _try_take(view, now, cost)
-    taken = _taken(visit, granted, opens_at)
-    if granted:
-        visit.store_note(_encode(_StoredAnswer(taken)), now + view.rule.period)
-    return taken
+    return _taken(visit, granted, opens_at)
+
+
+def _take_turn(visit: BucketVisit, cost: int, count: int, patience: int) -> Turn:
+    """Take turns with jobs that wait: one start each, or half each of those that come free together.
+
+    It is the turn of jobs until one has started since the last turn, which changes the state, or until the bucket has
+    been open to them for `TURN_FOR`: then no worker takes them.
+    """
+    view, now, before = visit.view, visit.now, _state(visit.view)
+    if view.opens_at is None or view.closed_until >= NEVER:
+        # No job waits, or nothing opens it.
+        return Turn(_start(visit, cost, count))
+    last = _known(visit, _StoredTurn)
+    slot, after = view.take(max(now, view.closed_until), cost)
+    if last is None or last.after != before:
+        left = max(1, view.grants(slot, MANY) // 2)
+    elif last.left and slot <= max(now, last.slot):
+        left = last.left
+    else:
+        if now < view.opens_at + TURN_FOR:
+            return Turn(_taken(visit, 0, max(view.opens_at, now + ASK_EVERY)))
+        left = count
+    if slot > now + patience:
+        return Turn(_taken(visit, 0, slot))
+    starts, opens_at = 0, slot
+    while opens_at <= slot and starts < min(count, left):
+        starts += 1
+        view.set_state(after)
+        opens_at, after = view.take(slot, cost)
+    visit.store_note(_encode(_StoredTurn(_state(view), slot, left - starts)), slot + view.rule.period)
+    return Turn(_taken(visit, starts, opens_at)) if slot <= now else Turn(_taken(visit, 0, slot), starts)
 
 
 def _reserve(visit: BucketVisit, cost: int) -> Taken | None:
     """Reserve a slot. None while the bucket is paused: a reservation without a time would close it for ever."""
     view, now = visit.view, visit.now
-    known = _known(visit)
+    known = _known(visit, _StoredAnswer)
     if known is not None:
         slot = known.taken.opens_at
         return _taken(visit, int(slot <= now), slot)
@@ -162,7 +221,7 @@ def _reserve(visit: BucketVisit, cost: int) -> Taken | None:
 
 def _cancel(visit: BucketVisit) -> bool:
     view = visit.view
-    known = _known(visit)
+    known = _known(visit, _StoredAnswer)
     if known is None or known.taken.opens_at <= visit.now or known.after is None or _state(view) != known.after:
         return False
     view.set_state(None if known.before is None else load_state(view.rule, view.ref, known.before, visit.now))
@@ -209,5 +268,5 @@ def _state(view: BucketView) -> str | None:
     return None if home.state is None else home.rule.dump(home.state)
 
 
-def _encode(answer: _StoredAnswer) -> str:
-    return msgspec.json.encode(answer).decode()
+def _encode(note: _StoredAnswer | _StoredTurn) -> str:
+    return msgspec.json.encode(note).decode()

@@ -6,12 +6,15 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from itertools import islice, takewhile
 from typing import Any
 
-from headgate.clock import SECOND, Clock, wait_for_event
+from msgspec.structs import replace
+
+from headgate.clock import FARTHEST, SECOND, Clock, wait_for_event
 from headgate.errors import CostExceedsLimit, GateClosed, StorageUnavailable, own_error
-from headgate.limits.bucket_store import Bucket, BucketStore, NotesRefusals, Taken
+from headgate.limits.bucket_store import Bucket, BucketStore, NotesRefusals, Taken, Turn, take_turn
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import Snapshot
 from headgate.limits.standalone.decision import FROM_STORE, Decision
@@ -53,7 +56,7 @@ class SharedSession:
         if line is None:
             line = self._lines[key] = SharedLine(
                 self._clock,
-                ask=lambda cost, count: self._store.take(self._bucket(key), cost, count=count),
+                ask=partial(take_turn, self._store, self._bucket(key)),
                 refund=lambda taken, cost: self._in_background(self._refund(key, cost, taken.now)),
                 ended=lambda: self._lines.pop(key),
             )
@@ -132,6 +135,7 @@ class SharedSession:
         self._is_closed = True
         for line in list(self._lines.values()):
             line.fail(GateClosed())
+            line.give_booked()
         while self._refunds:
             await asyncio.wait(self._refunds)
         if self._closes_store:
@@ -176,13 +180,14 @@ class SharedLine:
     """First come, first served: one task sends the requests to the store for all waiters.
 
     It requests as many starts as there are waiters of the first one's cost, sleeps until the bucket opens and requests
-    again, so the cost of a start does not depend on the number of waiters. It ends when nothing waits.
+    again, so the cost of a start does not depend on the number of waiters. Starts that the store has booked go at their
+    time. It ends when nothing waits.
     """
 
     def __init__(
         self,
         clock: Clock,
-        ask: Callable[[int, int], Awaitable[Taken]],
+        ask: Callable[..., Awaitable[Turn]],
         refund: Callable[[Taken, int], None],
         ended: Callable[[], object],
     ) -> None:
@@ -193,6 +198,7 @@ class SharedLine:
         self._waiters: OrderedDict[_Waiter, None] = OrderedDict()
         self._called = asyncio.Event()
         self._task: asyncio.Future[None] | None = None
+        self._booked: tuple[Taken, int] | None = None
         self.refusal = NOT_ANSWERED
         """The store's latest answer that granted less than requested."""
 
@@ -234,14 +240,19 @@ class SharedLine:
                 self._called.clear()
                 count = self._count_same_cost(first.cost)
                 asked_at = self._clock.monotonic()
+                patience = FARTHEST if first.until is None else first.until - asked_at
                 try:
-                    taken = await self._ask(first.cost, count)
+                    taken, booked = await self._ask(first.cost, count=count, patience=patience)
                 except CostExceedsLimit as error:
                     # The rule in force grants less than the one that was declared. Others may need less.
                     self.fail(error, first.cost)
                     continue
                 self._grant(taken, first.cost)
-                if taken.granted < count:
+                if booked:
+                    self._booked = replace(taken, granted=booked, now=taken.opens_at), first.cost
+                    # From the time of the answer: no start may be early.
+                    await self._sleep_until_booked(taken, self._clock.monotonic() + taken.opens_at - taken.now)
+                elif taken.granted < count:
                     # From the time of the request: the next one should arrive as the bucket opens. If it arrives too
                     # early, the answer says by how much.
                     opens_in = taken.opens_at - taken.now
@@ -256,7 +267,24 @@ class SharedLine:
             if not isinstance(error, SystemExit | KeyboardInterrupt):
                 raise
         finally:
+            self.give_booked()
             self._ended()
+
+    def give_booked(self) -> None:
+        """Grant booked starts to the waiters, and give back those that nobody waits for."""
+        booked, self._booked = self._booked, None
+        if booked is not None:
+            self._grant(*booked)
+
+    async def _sleep_until_booked(self, taken: Taken, starts_at: int) -> None:
+        self.refusal = taken
+        while self._booked is not None and self._first() is not None:
+            duration = starts_at - self._clock.monotonic()
+            if duration <= 0:
+                break
+            self._called.clear()
+            await wait_for_event(self._clock, self._called, min(duration, LONGEST_SLEEP) / SECOND)
+        self.give_booked()
 
     def _count_same_cost(self, cost: int) -> int:
         """Return how many waiters in front have the same cost."""
