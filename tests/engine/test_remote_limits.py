@@ -371,6 +371,35 @@ def test_a_store_that_does_not_answer_keeps_a_slot_from_other_jobs_for_half_a_se
     run_virtual(main)
 
 
+@pytest.mark.parametrize("lasts", [0.17, 0.25, 0.35, 0.6])
+def test_starts_of_a_slow_store_that_were_left_too_long_do_not_stand_for_new_ones(lasts: float) -> None:
+    """The fault: nobody may take them after half a period, yet no slot was kept, and new ones were not stored."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        app.queue("q", concurrency=1)
+        started: list[int] = []
+
+        @app.task(queue="q")
+        async def convert() -> None:
+            await asyncio.sleep(lasts)
+
+        @app.task(queue="q", limits=[RateLimit("100/s", key="{tenant}", store=Shared(clock, delay=0.3))])
+        async def call(tenant: str) -> None:
+            started.append(clock.monotonic())
+
+        async with app:
+            await convert.enqueue_many([()] * 200)
+            await asyncio.sleep(2.5)
+            before = clock.monotonic()
+            await call.enqueue_many([("acme",)] * 10)
+            await asyncio.sleep(20)
+        assert len(started) == 10
+        assert started[-1] - before < 15 * SECOND
+
+    run_virtual(main)
+
+
 def test_unused_starts_are_returned() -> None:
     """One slot is free, three starts are fetched for it: the two that are left must not be lost to the others."""
 

@@ -177,7 +177,7 @@ class StoreFetcher(WithServices):
                     self._taken |= dict.fromkeys(needed, 0)
                     balances = await asyncio.gather(*(self._fetch(each, room) for each, room in needed.values()))
                     deposits = [
-                        Deposit(ref, balance, each.discards)
+                        Deposit(ref, balance, each.rule.period, each.discards)
                         for (ref, (each, _)), balance in zip(needed.items(), balances, strict=True)
                     ]
                     replaced = await self._deposit(deposits)

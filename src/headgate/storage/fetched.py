@@ -48,10 +48,14 @@ class FetchedBalance(msgspec.Struct, frozen=True, array_like=True):
         """Whether the other store granted less than was requested, or was not available."""
         return self.opens_at > self.fetched_at
 
-    def after(self, stored: FetchedBalance) -> FetchedBalance:
+    def left_at(self, now: int, period: int) -> int:
+        """Return how many starts can be taken at this limit time: none once half a period has passed."""
+        return self.left if 2 * (now - self.fetched_at) <= period else 0
+
+    def after(self, stored: FetchedBalance, now: int, period: int) -> FetchedBalance:
         """Return what to store if another node may have stored `stored` since this one was requested."""
         is_recent = stored.asked_for == self.asked_for and self.fetched_at - stored.fetched_at < ASK_AGAIN
-        if is_recent and stored.left >= max(self.left, self.asked_cost):
+        if is_recent and stored.left_at(now, period) >= max(self.left, self.asked_cost):
             return stored
         # A refund may have opened it after the other store has answered.
         is_opened = is_recent and not self.left and self.fetched_at < stored.opens_at < self.opens_at
@@ -75,7 +79,7 @@ class FetchedStarts(Rule[FetchedBalance], frozen=True):
     def take(self, state: FetchedBalance | None, now: int, cost: int = 1) -> tuple[int, FetchedBalance]:
         self.real.check_cost(cost)
         balance = state or NOTHING
-        if cost <= balance.left and 2 * (now - balance.fetched_at) <= self.period:
+        if cost <= balance.left_at(now, self.period):
             return now, replace(balance, left=balance.left - cost)
         return now + ASK_AGAIN if self.needs_fetch(balance, now, cost) else balance.opens_at, balance
 
@@ -88,7 +92,9 @@ class FetchedStarts(Rule[FetchedBalance], frozen=True):
         self.real.check_cost(cost)
 
     def snapshot(self, state: FetchedBalance | None, now: int) -> Snapshot:
-        return Snapshot(used=0, available=(state or NOTHING).left, opens_at=self.take(state, now)[0])
+        return Snapshot(
+            used=0, available=(state or NOTHING).left_at(now, self.period), opens_at=self.take(state, now)[0]
+        )
 
     def idle_at(self, state: FetchedBalance) -> int:
         return state.idle_at

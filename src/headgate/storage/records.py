@@ -120,11 +120,12 @@ class NeededFetch(msgspec.Struct, frozen=True):
 class Deposit(msgspec.Struct, frozen=True):
     """Starts that were fetched for a bucket in another store; see `headgate.storage.fetched`.
 
-    `discards` if jobs that do not wait for it are to be rejected, in case none was fetched.
+    `period` is that of the rule. `discards` if jobs that do not wait are to be rejected, in case none was fetched.
     """
 
     ref: BucketRef
     balance: FetchedBalance
+    period: int
     discards: bool = False
 
 

@@ -183,7 +183,7 @@ class TermsConformance(Conformance):
         assert [*claimed.needed_fetches] == [NeededFetch(ACME, rule, 1, 2, discards=True)]
         now = store_user.storage.limit_now()
         balance = FetchedBalance(count, now, now, now + MINUTE, rule.real.describe())
-        await store_user.storage.deposit([Deposit(ACME, balance, discards=True)])
+        await store_user.storage.deposit([Deposit(ACME, balance, MINUTE, discards=True)])
         claimed = await store_user.claim()
         assert [job.id for job in claimed.jobs] == ids[:count]
         assert [dropped.id for dropped in claimed.dropped] == ids[count:]
@@ -197,7 +197,7 @@ class TermsConformance(Conformance):
         await store_user.claim()
         now = store_user.storage.limit_now()
         first = FetchedBalance(5, now, now, now + MINUTE, rule.real.describe())
-        (nothing,) = await store_user.storage.deposit([Deposit(ACME, first)])
+        (nothing,) = await store_user.storage.deposit([Deposit(ACME, first, MINUTE)])
         assert (nothing.left, nothing.charged_at) == (0, 0)
         assert len(await store_user.take_ids()) == 2
         none, fewer, more = (
@@ -205,10 +205,10 @@ class TermsConformance(Conformance):
             for count in (0, 2, 4)
         )
         for deposited, returned in ((none, none), (fewer, fewer), (more, first)):
-            (back,) = await store_user.storage.deposit([Deposit(ACME, deposited)])
+            (back,) = await store_user.storage.deposit([Deposit(ACME, deposited, MINUTE)])
             assert (back.left, back.charged_at) == (3 if returned is first else returned.left, returned.charged_at)
-        assert await store_user.storage.withdraw([Deposit(ACME, fewer)]) == [0]
-        assert await store_user.storage.withdraw([Deposit(ACME, first)]) == [0]
+        assert await store_user.storage.withdraw([Deposit(ACME, fewer, MINUTE)]) == [0]
+        assert await store_user.storage.withdraw([Deposit(ACME, first, MINUTE)]) == [0]
         assert list(await store_user.storage.check()) == []
 
     async def test_watchers_are_woken_by_a_rejection(self, store_user: StoreUser) -> None:

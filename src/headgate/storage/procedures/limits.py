@@ -112,7 +112,7 @@ async def visit(
 async def deposit(tx: Transaction, deposits: Sequence[Deposit]) -> Sequence[FetchedBalance]:
     """Store starts that were fetched from another store, and wake the lanes behind. Returns what to give back."""
     found = {row.ref: load_balance(row.state) for row in await lock_or_insert(tx, [each.ref for each in deposits])}
-    kept = {each.ref: each.balance.after(found[each.ref]) for each in deposits}
+    kept = {each.ref: each.balance.after(found[each.ref], tx.limit_now, each.period) for each in deposits}
     await tx.execute("charge", target=[_with_balance(ref, balance) for ref, balance in kept.items()])
     open_now = {each.ref for each in deposits if each.discards or kept[each.ref].left}
     timers = [(bucket_id(ref), tx.limit_now if ref in open_now else each.opens_at) for ref, each in kept.items()]
