@@ -371,6 +371,42 @@ def test_a_store_that_does_not_answer_keeps_a_slot_from_other_jobs_for_half_a_se
     run_virtual(main)
 
 
+@pytest.mark.parametrize("delay", [0.4, 1000], ids=["slow", "away"])
+def test_a_store_that_is_slow_or_away_takes_no_slot_from_jobs_of_another_store(delay: float) -> None:
+    """The fault: during each fetch of that store, and half a minute after a failure, no slot was kept for any job."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        near, far = Shared(clock, delay=0.002), Shared(clock, delay=delay)
+        for queue in ("near", "far"):
+            app.queue(queue, concurrency=1)
+        started: list[int] = []
+
+        @app.task(queue="near")
+        async def convert() -> None:
+            await asyncio.sleep(0.25)
+
+        @app.task(queue="near", limits=[RateLimit("100/s", key="{tenant}", store=near)])
+        async def call(tenant: str) -> None:
+            started.append(clock.monotonic())
+
+        @app.task(queue="far", limits=[RateLimit("100/s", key="{tenant}", store=far)])
+        async def call_far(tenant: str) -> None:
+            await asyncio.sleep(0.25)
+
+        async with app:
+            await convert.enqueue_many([()] * 100)
+            await call_far.enqueue_many([(f"t{number}",) for number in range(300)])
+            await asyncio.sleep(2.5)
+            before = clock.monotonic()
+            await call.enqueue_many([("acme",)] * 3)
+            await asyncio.sleep(10)
+        assert len(started) == 3
+        assert started[-1] - before < 2 * SECOND
+
+    run_virtual(main)
+
+
 @pytest.mark.parametrize("lasts", [0.17, 0.25, 0.35, 0.6])
 def test_starts_of_a_slow_store_that_were_left_too_long_do_not_stand_for_new_ones(lasts: float) -> None:
     """The fault: nobody may take them after half a period, yet no slot was kept, and new ones were not stored."""

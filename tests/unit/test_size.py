@@ -21,7 +21,7 @@ BUDGETS = {
     "cli": 8_300,
     "client": 2_940,
     "contrib": 3_230,
-    "engine": 10_050,
+    "engine": 10_070,
     "http": 20_530,
     "jobs": 4_300,
     "limits": 9_360,

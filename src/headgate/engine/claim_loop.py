@@ -89,6 +89,8 @@ class ClaimLoop(WithServices):
         self._backlogged: set[str] = set()
         # The queues whose last claim has left a slot to starts that were to be fetched.
         self._keeping: Set[str] = set()
+        # The queues with such a slot: of which limit the starts are, and until when it is kept (monotonic).
+        self._kept: dict[str, tuple[str, int]] = {}
         # The pending claims: True is that of the queues with a backlog.
         self._pending: set[bool] = set()
         # When each queue is to be claimed again (monotonic), and the timer of the first one.
@@ -130,9 +132,8 @@ class ClaimLoop(WithServices):
                 self._pending.add(has_backlog)
                 claim = self.claim_for(free_slots, has_backlog=has_backlog)
                 # Not twice in succession: where the limit is closed, other jobs get the slot.
-                fetcher, kept = self._fetcher, self._keeping & free_slots.keys()
-                if fetcher.has_limits and not (kept or fetcher.is_fetching or fetcher.limits_away):
-                    claim = replace(claim, keeps_slot=True)
+                if self._fetcher.has_limits and not self._keeping & free_slots.keys():
+                    claim = replace(claim, keeps_for=self._fetcher.ready_limits)
                 pending.create_task(self._claim(claim, is_sweep=not is_woken))
 
     def claim_for(self, free_slots: Mapping[str, FreeSlots], *, has_backlog: bool = False) -> Claim:
@@ -216,10 +217,12 @@ class ClaimLoop(WithServices):
             self._fetcher.request(claimed.needed_fetches, self._slots.free)
         counts = Counter([job.queue for job in claimed.jobs])
         self._slots.note_claimed(claim.free_slots, counts)
-        self._keeping = (self._keeping - claim.free_slots.keys()) | claimed.keeping
+        self._keeping = (self._keeping - claim.free_slots.keys()) | claimed.keeping.keys()
         if claimed.keeping:
             self._slots.keep(claimed.keeping)
-            self._clock.call_at(self._clock.monotonic() + KEPT_FOR, self.use_kept_slots)
+            until = self._clock.monotonic() + KEPT_FOR
+            self._kept |= {queue: (limit, until) for queue, limit in claimed.keeping.items()}
+            self._clock.call_at(until, self.use_kept_slots)
         unfilled = {queue for queue, free in claim.free_slots.items() if counts[queue] < free.slots}
         self._backlogged = (self._backlogged | claim.free_slots.keys()) - unfilled
         if claimed.more:
@@ -235,9 +238,14 @@ class ClaimLoop(WithServices):
                 self._due[queue] = asked_at + claimed.next_in
         self._set_timer()
 
-    def use_kept_slots(self) -> None:
-        """Claim for the slots that were left to starts from another store: they have arrived, or take too long."""
-        self._wakeup.wake(self._slots.give_kept())
+    def use_kept_slots(self, fetched: Collection[str] = ()) -> None:
+        """Claim for the slots that were left to starts of limits that are `fetched` now, or that take too long."""
+        now = self._clock.monotonic()
+        queues = [queue for queue, (limit, until) in self._kept.items() if limit in fetched or until <= now]
+        for queue in queues:
+            del self._kept[queue]
+        self._slots.give_kept(queues)
+        self._wakeup.wake(queues)
 
     def _set_timer(self) -> None:
         self.close()

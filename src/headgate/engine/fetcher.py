@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence, Set
 
 from msgspec.structs import replace
 
@@ -31,14 +31,14 @@ WITHDRAW_AFTER = 0.1
 FETCHES_KEPT = 4
 """Or as many times as long as the fetch took: a job with several such limits starts when the last one is fetched."""
 
+Fetched = Callable[[Collection[str]], None]
+"""Is called with the limits of a store after each fetch from it."""
+
 
 class Fetcher:
-    """Passes each call to the fetcher of the limit's store. A slow store does not delay the others.
+    """Passes each call to the fetcher of the limit's store. A slow store does not delay the others."""
 
-    After each fetch it calls `fetched`.
-    """
-
-    def __init__(self, services: Services, limits: Mapping[str, RemoteLimit], fetched: Callable[[], None]) -> None:
+    def __init__(self, services: Services, limits: Mapping[str, RemoteLimit], fetched: Fetched) -> None:
         of_store: dict[GuardedStore, dict[str, Limit]] = {}
         for name, remote in limits.items():
             of_store.setdefault(remote.store, {})[name] = remote.limit
@@ -56,6 +56,12 @@ class Fetcher:
     def is_fetching(self) -> bool:
         """Whether starts were requested and are not deposited yet."""
         return any(fetcher.is_fetching for fetcher in self._fetchers)
+
+    @property
+    def ready_limits(self) -> Set[str]:
+        """The limits whose stores serve no request, and have answered the last one or have not failed lately."""
+        by_limit = self.by_limit.items()
+        return {limit for limit, fetcher in by_limit if not (fetcher.is_fetching or fetcher.limits_away)}
 
     @property
     def limits_away(self) -> set[str]:
@@ -90,9 +96,7 @@ class Fetcher:
 class StoreFetcher(WithServices):
     """Requests as many starts as can be used now, and deposits them in the job store for the next claim."""
 
-    def __init__(
-        self, services: Services, store: GuardedStore, limits: Mapping[str, Limit], fetched: Callable[[], None]
-    ) -> None:
+    def __init__(self, services: Services, store: GuardedStore, limits: Mapping[str, Limit], fetched: Fetched) -> None:
         super().__init__(services)
         self._store = store
         self._limits = limits
@@ -186,7 +190,7 @@ class StoreFetcher(WithServices):
                     withdrawals.create_task(self._return_unused(deposits, replaced, max(WITHDRAW_AFTER, seconds)))
                 self.is_fetching = bool(self._needed)
                 if needed:
-                    self._fetched()
+                    self._fetched(self._limits)
                 if not self._wakeup.is_set() and not self._returning:
                     self._is_empty.set()
 

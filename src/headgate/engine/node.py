@@ -145,7 +145,7 @@ class Node(WithServices):
         self._reporter = Reporter(services, self.id, most_lines=config.log_lines, lowest=config.log_level)
         self._capture = JobLogCapture(self._reporter)
         self.recorder = Recorder(services, self.id, self._reporter)
-        self._fetcher = Fetcher(services, remote_limits, lambda: self._claims.use_kept_slots())
+        self._fetcher = Fetcher(services, remote_limits, lambda limits: self._claims.use_kept_slots(limits))
         charges = ChargeRouter(services, self.recorder, self._fetcher, remote_limits)
         if pool is None:
             # It starts a thread only if none is idle. Each runs an attempt, so the slots bound them, whatever they are.

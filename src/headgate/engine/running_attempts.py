@@ -489,10 +489,9 @@ class Slots:
         self._kept.update(queues)
         self._odd_for_gated |= dict.fromkeys(queues, self.most is not None)
 
-    def give_kept(self) -> Collection[str]:
-        """Keep no slot any more, and return the queues that had one."""
-        kept, self._kept = self._kept, set()
-        return kept
+    def give_kept(self, queues: Iterable[str]) -> None:
+        """Keep no slot of these queues any more."""
+        self._kept.difference_update(queues)
 
     def shared_by(self, free_slots: Mapping[str, FreeSlots]) -> int | None:
         """Return how many slots these queues share; None if each can be filled."""

@@ -347,10 +347,11 @@ def admit(lanes: Sequence[LaneView], shares: Mapping[str, int], now: int) -> Non
             turns.append(turn)
 
 
-def waits_for_fetch(lane: LaneView, now: int) -> bool:
-    """Whether the next job of the lane waits for starts to be fetched; then the lane goes behind their bucket."""
+def awaited_limit(lane: LaneView, now: int) -> str | None:
+    """Return the limit of which the next job of the lane waits for a start to be fetched; the lane goes behind it."""
     lacks_starts = any(bucket.needs_fetch(now) and not bucket.grants(now, 1) for bucket in lane.buckets)
-    return lacks_starts and not _start_next(lane, now) and fetch_needed_by(lane, 0, now) is not None
+    needed = None if not lacks_starts or _start_next(lane, now) else fetch_needed_by(lane, 0, now)
+    return None if needed is None else needed.ref.limit
 
 
 def _start_in_lane(lane: LaneView, left: dict[str, int], now: int) -> bool:

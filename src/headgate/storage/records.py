@@ -55,8 +55,8 @@ class Claim(msgspec.Struct, frozen=True):
 
     At most `shared_slots` jobs start in all queues together. Without `limit_sets` it gets jobs that carry no limit
     set, by their tasks. It `has_backlog` if the last claim of its queues filled their slots; then the node may claim
-    its other queues at the same time. With `keeps_slot`, each queue leaves a slot to its first lane that needs a fetch.
-    It visits `width` times as many lanes as could start jobs.
+    its other queues at the same time. A queue keeps a slot for its first lane if that needs starts of a limit in
+    `keeps_for`. It visits `width` times as many lanes as could start jobs.
     """
 
     node: str
@@ -66,7 +66,7 @@ class Claim(msgspec.Struct, frozen=True):
     limit_sets: DeclaredLimitSets | None = None
     shared_slots: int | None = None
     has_backlog: bool = False
-    keeps_slot: bool = False
+    keeps_for: Set[str] = frozenset()
     width: int = 1
 
     @property
@@ -162,7 +162,7 @@ class Claimed(msgspec.Struct, frozen=True):
     that could start at once, so claim again when there are free slots. `unknown` are the tasks, with the queue, of jobs
     that were skipped because the node does not have them. `limit_set_mismatches` are the ids of jobs that were skipped
     because they were enqueued under another limit set than the node's. `has_unknown_lanes`: lanes were skipped that use
-    limits which the node does not have. The queues in `keeping` have left a slot to one of the `needed_fetches`.
+    limits which the node does not have. Each queue in `keeping` has left a slot to starts of that limit.
     """
 
     jobs: Sequence[ClaimedJob]
@@ -171,7 +171,7 @@ class Claimed(msgspec.Struct, frozen=True):
     throttled: Sequence[Throttled] = ()
     dropped: Sequence[Dropped] = ()
     needed_fetches: Sequence[NeededFetch] = ()
-    keeping: Set[str] = frozenset()
+    keeping: Mapping[str, str] = {}
     unknown: Sequence[tuple[str, str]] = ()
     limit_set_mismatches: Sequence[str] = ()
     has_unknown_lanes: bool = False

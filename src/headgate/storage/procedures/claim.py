@@ -533,7 +533,7 @@ def combined(first: Claimed, second: Claimed) -> Claimed:
         throttled=[*first.throttled, *second.throttled],
         dropped=[*first.dropped, *second.dropped],
         needed_fetches=[*first.needed_fetches, *second.needed_fetches],
-        keeping={*first.keeping, *second.keeping},
+        keeping={**first.keeping, **second.keeping},
         unknown=sorted({*first.unknown, *second.unknown}),
         limit_set_mismatches=sorted({*first.limit_set_mismatches, *second.limit_set_mismatches}),
         has_unknown_lanes=first.has_unknown_lanes or second.has_unknown_lanes,

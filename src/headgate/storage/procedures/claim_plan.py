@@ -25,13 +25,13 @@ from headgate.storage.admission import (
     Rejection,
     RowId,
     admit,
+    awaited_limit,
     call_of,
     demand_of,
     divided,
     fetch_needed_by,
     gated_share,
     remote_charges,
-    waits_for_fetch,
 )
 from headgate.storage.endings import late_ending, rejection_error
 from headgate.storage.fetched import FetchedStarts
@@ -163,8 +163,8 @@ class ClaimPlan:
         self._dropped: list[Dropped] = []
         # The opened buckets of other stores that had no start left before anything was taken.
         self._awaiting_fetch: set[BucketRef] = set()
-        # The queues that leave a slot to their first lane, for which starts are fetched.
-        self._keeping: Set[str] = frozenset()
+        # The queues that leave a slot to their first lane, and the limit of which it needs a start.
+        self._keeping: dict[str, str] = {}
         self._more_opened = False
         # How long it is until a bucket opens or a delayed job is due.
         self._waits: list[int] = []
@@ -374,9 +374,10 @@ class ClaimPlan:
             )
             lanes.append(lane)
         self._awaiting_fetch = {view.ref for view in self.opened if self._lacks_starts(view)}
-        if self.claim.keeps_slot:
+        if self.claim.keeps_for:
             firsts = {lane.queue: lane for lane in reversed(lanes) if lane.demands and self.shares[lane.queue]}
-            self._keeping = {queue for queue, lane in firsts.items() if waits_for_fetch(lane, self.limit_now)}
+            limits = {queue: awaited_limit(lane, self.limit_now) for queue, lane in firsts.items()}
+            self._keeping = {queue: limit for queue, limit in limits.items() if limit and limit in self.claim.keeps_for}
         shares = {queue: share - (queue in self._keeping) for queue, share in self.shares.items()}
         admit(lanes, shares, self.limit_now)
         if self.fair.hides_lanes:
