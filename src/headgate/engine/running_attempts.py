@@ -495,7 +495,7 @@ class Slots:
 
     def shared_by(self, free_slots: Mapping[str, FreeSlots]) -> int | None:
         """Return how many slots these queues share; None if each can be filled."""
-        shared = self._shared
+        shared = self._shared - len(self._kept)
         return None if self.most is None or sum(free.slots for free in free_slots.values()) <= shared else shared
 
     def note_unfilled(self, queues: Iterable[str]) -> None:

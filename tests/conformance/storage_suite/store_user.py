@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence, Set
 from itertools import count
 from typing import Any
 
@@ -149,6 +149,7 @@ class StoreUser:
         rules: Mapping[str, AnyRule] | None = None,
         tasks: Iterable[str] | None = None,
         limit_sets: Mapping[str, str] | None = None,
+        keeps_for: Set[str] = frozenset(),
     ) -> Claimed:
         """One claim, with the same room for each queue; `limit_sets` are those of its tasks in the queue `default`."""
         free = FreeSlots(slots, gated_first)
@@ -160,6 +161,7 @@ class StoreUser:
                 frozenset(self.tasks if tasks is None else tasks),
                 None if limit_sets is None else release(limit_sets),
                 has_backlog=True,
+                keeps_for=keeps_for,
             )
         )
 

@@ -211,6 +211,18 @@ class TermsConformance(Conformance):
         assert await store_user.storage.withdraw([Deposit(ACME, first, MINUTE)]) == [0]
         assert list(await store_user.storage.check()) == []
 
+    async def test_a_claim_in_two_parts_uses_no_slot_that_the_first_part_has_kept(self, store_user: StoreUser) -> None:
+        """The fault: on PostgreSQL, the part that reads again gave it to another lane."""
+        store_user.rules = {"api": FetchedStarts(strict(10)), "own": strict(1000)}
+        for key in "ab":
+            await store_user.add(4, buckets=[("own", key)])
+        await store_user.add(2, buckets=API)
+        for number in range(80):
+            await store_user.add(4, buckets=[("own", f"k{number}")])
+        assert len((await store_user.claim(8)).jobs) == 8
+        claimed = await store_user.claim(4, keeps_for={"api"})
+        assert (len(claimed.jobs), claimed.keeping) == (3, {"default": "api"})
+
     async def test_watchers_are_woken_by_a_rejection(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(1)}
         await store_user.add(2, buckets=API, patience=0)

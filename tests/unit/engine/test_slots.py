@@ -53,6 +53,17 @@ def test_a_bound_of_all_queues_that_is_set_later_bounds_the_next_rooms() -> None
     assert (slots.free, slots.shared_by(slots.free_slots())) == (11, None)
 
 
+def test_a_slot_that_is_kept_for_a_queue_is_not_among_those_that_queues_share() -> None:
+    """The fault: each of the others was offered it."""
+    slots = Slots({"mail": 2, "video": 2, "chat": 2}, 2)
+    slots.keep(["mail"])
+    free_slots = slots.free_slots()
+    assert {queue: free.slots for queue, free in free_slots.items()} == {"mail": 1, "video": 1, "chat": 1}
+    assert slots.shared_by(free_slots) == 1
+    slots.give_kept(["mail"])
+    assert slots.shared_by(slots.free_slots()) == 2
+
+
 def test_a_quiet_node_has_no_free_slot() -> None:
     slots = Slots({"mail": 2})
     slots.change({"mail": 2}, None, is_quiet=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import chain
 from typing import NamedTuple, NoReturn
 
 import msgspec
@@ -150,15 +151,19 @@ def _slots(claim: Claim) -> int:
 
 
 def _is_full(claim: Claim, claimed: Claimed) -> bool:
-    """Whether the claim took as many jobs as it had free slots."""
-    return len(claimed.jobs) == _slots(claim) > 0
+    """Whether the claim took as many jobs as it had free slots, or kept them."""
+    return len(claimed.jobs) + len(claimed.keeping) == _slots(claim) > 0
 
 
 def _with_room_left(claim: Claim, claimed: Claimed) -> Claim:
-    taken = Counter(job.queue for job in claimed.jobs)
-    left = {queue: replace(free, slots=free.slots - taken[queue]) for queue, free in claim.free_slots.items()}
-    shared = None if claim.shared_slots is None else claim.shared_slots - len(claimed.jobs)
-    return replace(claim, free_slots={queue: free for queue, free in left.items() if free.slots}, shared_slots=shared)
+    used = Counter(chain((job.queue for job in claimed.jobs), claimed.keeping))
+    left = {queue: replace(free, slots=free.slots - used[queue]) for queue, free in claim.free_slots.items()}
+    return replace(
+        claim,
+        free_slots={queue: free for queue, free in left.items() if free.slots},
+        shared_slots=None if claim.shared_slots is None else claim.shared_slots - used.total(),
+        keeps_for=claim.keeps_for if not claimed.keeping else frozenset(),
+    )
 
 
 class Claimer:
