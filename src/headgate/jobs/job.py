@@ -7,6 +7,7 @@ need not visit them.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from traceback import format_exception
 from types import TracebackType
 from typing import Literal
@@ -25,6 +26,9 @@ FRAMES = 20
 
 LONGEST_TRACEBACK = 6144
 """Characters of a stored traceback, from its end."""
+
+LONGEST_IN_TRACEBACK = 1000
+"""Characters of one message in a traceback that is too long: a message must not crowd out the lines of code."""
 
 MAX_PRIORITY = 9
 """Priorities are 0 (default) to 9; in a lane the higher starts first, unless its queue has aging."""
@@ -345,7 +349,12 @@ class AttemptRecord(msgspec.Struct, frozen=True, array_like=True):
 
 
 def truncated_error(error: BaseException, traceback: str | None = None) -> JobError:
-    """Return the error as text: at most 2,048 characters of its message and the last 6,144 of its traceback."""
+    """Return the error as text: at most 2,048 characters of its message and the last 6,144 of its traceback.
+
+    In a longer traceback, messages of more than 1,000 characters lose their middle first.
+    """
+    if traceback is not None and len(traceback) > LONGEST_TRACEBACK:
+        traceback = _with_short_messages(traceback, error)
     try:
         message = str(error)
     except BaseException as unprintable:
@@ -358,6 +367,23 @@ def truncated_error(error: BaseException, traceback: str | None = None) -> JobEr
         message=storable(message[:2048]),
         traceback=traceback and storable(traceback[-LONGEST_TRACEBACK:]),
     )
+
+
+def _with_short_messages(traceback: str, error: BaseException) -> str:
+    """Return the traceback of this error; of a long message or note, it has the beginning and the end."""
+    waiting, seen = [error], set[int]()
+    while waiting:
+        each = waiting.pop()
+        seen.add(id(each))
+        with suppress(BaseException):  # `__str__` is code of users
+            for text in (str(each), *map(str, getattr(each, "__notes__", ()))):
+                if len(text) > LONGEST_IN_TRACEBACK:
+                    half = LONGEST_IN_TRACEBACK // 2
+                    traceback = traceback.replace(text, f"{text[:half]} … {text[-half:]}")
+        members = each.exceptions if isinstance(each, BaseExceptionGroup) else ()
+        others = (each.__cause__, each.__context__, *members)
+        waiting += [other for other in others if other is not None and id(other) not in seen]
+    return traceback
 
 
 def summarize_error(error: BaseException) -> str:
