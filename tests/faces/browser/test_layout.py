@@ -203,17 +203,18 @@ async def test_the_next_day_of_all_schedules_is_drawn_and_said(browser: Browser,
         await expect(visit.page).to_have_url(f"{shop.base}schedules/nightly")
 
 
-async def test_the_page_of_a_failed_job_fits_a_phone_however_long_the_line_of_source_is(
-    browser: Browser, shop: Shop
-) -> None:
-    """The fault: with a line of 100 characters in its traceback, the page was wider than the phone."""
+async def test_the_page_of_a_failed_job_fits_a_phone_however_long_its_texts_are(browser: Browser, shop: Shop) -> None:
+    """The fault: with a line of 100 characters in its traceback, or in a queue with a name of 60 characters, the page
+    was wider than the phone.
+    """
 
     async def with_long_line(route: Route) -> None:
         answer = await (await route.fetch()).json()
         error = answer["error"]
         long = error["traceback"].replace("    raise ValueError(", f"    raise ValueError({'one + two, ' * 9}")
         assert long != error["traceback"]
-        await route.fulfill(json=answer | {"error": error | {"traceback": long}})
+        status = answer["status"] | {"queue": "q" * 60}
+        await route.fulfill(json=answer | {"status": status, "error": error | {"traceback": long}})
 
     async with visiting(browser, shop) as visit:
         await visit.page.route(f"**/api/v1/jobs/{shop.seeds.failed.id}", with_long_line)
