@@ -379,6 +379,17 @@ async def test_one_box_finds_everything_by_keyboard_alone(browser: Browser, shop
         await until(lambda: query_of(page) == {"text": "some text"})
 
 
+async def test_tab_leaves_the_box_for_the_next_control(browser: Browser, shop: Shop) -> None:
+    """The fault: browsers stop at a list that scrolls. It closed as the box lost the focus, so nothing had it."""
+    async with visiting(browser, shop) as visit:
+        page = visit.page
+        await page.set_viewport_size({"width": 1440, "height": 300})
+        await page.keyboard.press("/")
+        await expect(page.get_by_role("listbox")).to_be_visible()
+        await page.keyboard.press("Tab")
+        await expect(page.get_by_role("button", name=re.compile("Live updates"))).to_be_focused()
+
+
 async def test_a_typed_verb_shows_what_it_changes_does_it_and_is_undone(browser: Browser, shop: Shop) -> None:
     admin, tasks = shop.app.admin, shop.app.tasks
     later = await tasks["send_mail"].using(delay=3600).enqueue("later")

@@ -112,6 +112,8 @@ class FinderElement extends HTMLElement {
         {
           class: "finder",
           hidden: !isShown,
+          // Otherwise Tab goes to what scrolls.
+          tabindex: "-1",
           // A press must not take the focus from the box, which would close the list before the click.
           onpointerdown: (/** @type {Event} */ event) => event.preventDefault(),
         },
