@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Awaitable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
 from typing import Any, cast
@@ -15,6 +17,7 @@ from headgate import (
     Chain,
     DeclarationError,
     Headgate,
+    Job,
     JobCancelled,
     JobFailed,
     JobNotFound,
@@ -33,7 +36,7 @@ from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.engine.conftest import MakeApp
 from tests.engine.faulty_storage import FaultyStorage
 from tests.internals import app_on
-from tests.until import result_within
+from tests.until import becomes, result_within
 
 
 def test_the_steps_of_a_chain_run_one_after_the_other() -> None:
@@ -241,6 +244,41 @@ async def test_changes_of_many_at_the_same_time_count_each_job_once(make_app: Ma
             await chain(later.call(), later.call(), later.call()).enqueue()
         assert await count([each.cancel_many(JobQuery()) for each in admins]) == 120
         assert await count([each.purge() for each in admins]) == 120
+
+
+async def test_requests_of_many_at_the_same_time_count_and_record_each_job_once(make_app: MakeApp) -> None:
+    """The fault: two cancellations of 30 running jobs each counted and recorded all of them; so did new times."""
+    app, ended = make_app(), asyncio.Event()
+
+    @app.task
+    async def work() -> None:
+        while not ended.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await ended.wait()
+
+    async with app, make_app().open() as other:
+        admins = (app.admin.by("ada"), other.admin.by("bob"))
+
+        async def change(changes: Sequence[Awaitable[BulkResult]], jobs: Sequence[Job[None]]) -> set[str]:
+            results = await asyncio.gather(*changes)
+            assert sum(each.changed for each in results) == len(jobs)
+            for job in jobs:
+                assert len(await app.admin.audit_log(subject=job.id)) == 1
+            return {reason for each in results for reason in each.refused}
+
+        waiting = await work.using(delay=3600).enqueue_many([()] * 30)
+        at = datetime(2100, 1, 1, tzinfo=UTC)
+        assert await change([each.reschedule_many(JobQuery(), at=at, priority=3) for each in admins], waiting) == set()
+        running = await work.enqueue_many([()] * 30)
+        try:
+            await becomes(lambda: app.admin.count(state=JobState.RUNNING), 30)
+            query = JobQuery(state=JobState.RUNNING)
+            reasons = await change([each.cancel_many(query) for each in admins], running)
+            assert reasons <= {"its cancellation was already requested"}
+            assert await running[0].cancel(), "it is asked to end already"
+            assert len(await app.admin.audit_log(subject=running[0].id)) == 1
+        finally:
+            ended.set()
 
 
 def test_the_steps_of_a_retried_chain_do_not_expire() -> None:

@@ -17,17 +17,17 @@ WRITTEN = {".py", ".sql", ".lua", ".js", ".css", ".html"}
 
 BUDGETS = {
     "": 3_140,  # the modules beside the packages
-    "admin": 6_470,
+    "admin": 6_480,
     "cli": 8_300,
-    "client": 2_940,
+    "client": 2_950,
     "contrib": 3_230,
     "engine": 10_070,
     "http": 20_530,
-    "jobs": 4_300,
+    "jobs": 4_310,
     "limits": 9_360,
     "observe": 1_940,
     "schedules": 1_700,
-    "storage": 23_510,
+    "storage": 23_520,
     "tasks": 5_200,
     "testing": 1_800,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from copy import copy
@@ -48,6 +49,7 @@ from headgate.errors import BatchNotFound, DeclarationError, IllegalTransition, 
 from headgate.jobs.audit import AuditEntry, AuditFilter, AuditLevel, AuditRecord, SignInAction, SubjectKind
 from headgate.jobs.identity import require_process_name
 from headgate.jobs.job import AttemptRecord, BucketRef, JobRecord, JobState
+from headgate.jobs.lifecycle import Unchanged
 from headgate.jobs.limit_sets import subject_of
 from headgate.jobs.query import PAGE_AND_ONE, JobCriteria, JobQuery
 from headgate.jobs.report import LogLine
@@ -454,12 +456,15 @@ class Admin(Readings):
     async def cancel(self, job_id: str) -> bool:
         """Cancel a waiting job, or request the cancellation of a running one; False if it was final and so unchanged.
 
-        Raises JobNotFound.
+        A request that is repeated is True again, and not recorded again. Raises JobNotFound.
         """
-        return not (await self._cancel(job_id)).is_final
+        try:
+            return not (await self._cancel(job_id)).is_final
+        except Unchanged:
+            return True
 
     async def _cancel(self, job_id: str) -> JobState:
-        """Return the state that the job was in."""
+        """Return the state that the job was in. Raises Unchanged if the cancellation was requested before."""
         state = await self._storage.cancel(job_id, audit_record=self._audit_record("cancel", job_id))
         if state is None:
             raise JobNotFound(job_id)
@@ -493,7 +498,8 @@ class Admin(Readings):
         Raises JobNotFound, IllegalTransition if it is not waiting, DeclarationError for invalid values.
         """
         run_at = self._new_time(at, delay, priority)
-        await self._reschedule(job_id, run_at, priority)
+        with contextlib.suppress(Unchanged):
+            await self._reschedule(job_id, run_at, priority)
 
     def _new_time(self, at: datetime | None, delay: Duration | None, priority: int | None) -> int | None:
         """Return the time that jobs are rescheduled to; None for no change. Raises DeclarationError."""

@@ -16,7 +16,7 @@ from headgate.clock import to_datetime
 from headgate.errors import DeclarationError, IllegalTransition, JobHeld, JobNotFound, LeaderNotRetried
 from headgate.jobs.audit import AuditRecord
 from headgate.jobs.job import JobRecord
-from headgate.jobs.lifecycle import FOLLOWS, new_time, require_scheduled
+from headgate.jobs.lifecycle import CANCEL_REQUESTED, FOLLOWS, Unchanged, new_time, require_scheduled
 from headgate.jobs.query import JobQuery, JobView
 from headgate.jobs.state import JobState
 from headgate.jobs.uniqueness import KeyTaken
@@ -101,7 +101,7 @@ def cancel_refusal(record: JobRecord, now: int) -> str | None:
     """Refuse jobs that are final, or whose cancellation was requested before."""
     if record.state.is_final:
         return f"already {record.state}"
-    return "its cancellation was already requested" if record.cancel_requested else None
+    return CANCEL_REQUESTED if record.cancel_requested else None
 
 
 def retry_refusal(record: JobRecord, now: int) -> str | None:
@@ -202,7 +202,7 @@ async def cancel_batch(
         )
         if not (released or others or requested):
             return bulk.result()
-        await bulk.take([(id, "its cancellation was already requested") for id in requested])
+        await bulk.take([(id, CANCEL_REQUESTED) for id in requested])
         # A chunk releases no job of a later one, because it holds none that is deeper.
         for ids, change_together in ((released, cancel_blocked), (others, None)):
             for start in range(0, len(ids), CHUNK):
@@ -309,9 +309,11 @@ class _Bulk:
         self._refused.update(MEANWHILE for id in late if id not in self._changed)
 
     async def _refusal(self, job_id: str) -> str | None:
-        """Change a job. Returns why it was not changed; None if it was."""
+        """Change a job. Returns why it is refused; None if it was changed, or is as it should be and is not counted."""
         try:
             state = await self._change(job_id)
+        except Unchanged as unchanged:
+            return unchanged.reason
         except KeyTaken:
             return "another job is waiting under its unique key"
         except LeaderNotRetried:

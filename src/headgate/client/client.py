@@ -43,6 +43,7 @@ from headgate.jobs.batch import NewBatch
 from headgate.jobs.event import LimiterBypassed, LimiterGranted, LimiterRefused, QueueUnserved, unserved_text
 from headgate.jobs.identity import IdSource, with_new_ids
 from headgate.jobs.job import JobRecord, JobState
+from headgate.jobs.lifecycle import Unchanged
 from headgate.jobs.scheduled import ScheduledCall
 from headgate.observe.log import log_event, logged_kinds
 from headgate.shielding import in_thread
@@ -443,7 +444,10 @@ class Client:
     async def cancel_job(self, job_id: str) -> bool:
         """As `Job.cancel`; a node of this process cancels the job at once."""
         self._require_open()
-        return not (await self._cancel_job(job_id)).is_final
+        try:
+            return not (await self._cancel_job(job_id)).is_final
+        except Unchanged:
+            return True
 
     async def _cancel_job(self, job_id: str) -> JobState:
         state = await self.storage.cancel(job_id, audit_record=_cancellation(job_id))

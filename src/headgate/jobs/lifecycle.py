@@ -251,6 +251,17 @@ def is_poisonous(lost: int) -> bool:
     return lost >= POISONOUS_AFTER
 
 
+CANCEL_REQUESTED = "its cancellation was already requested"
+
+
+class Unchanged(Exception):
+    """A verb would change nothing, because the job is as it should be; `reason` is why, for counts of refused jobs."""
+
+    def __init__(self, reason: str | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
 class NewTime(NamedTuple):
     """The new time of a job, whether it has to wait for it, and whether the time has changed."""
 

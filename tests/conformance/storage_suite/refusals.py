@@ -11,6 +11,7 @@ from headgate.clock import SECOND
 from headgate.errors import DuplicateJob, IllegalTransition, LeaderNotFound, LeaderNotRetried, LimitInUse
 from headgate.jobs.audit import AuditFilter, AuditRecord
 from headgate.jobs.job import JobState, Origin
+from headgate.jobs.lifecycle import Unchanged
 from headgate.limits.kinds import dump_rule
 from headgate.storage.live_rules import LimitSetting
 from headgate.storage.store import Store
@@ -110,6 +111,18 @@ class RefusalsConformance(Conformance):
         if verb == "reschedule":
             assert after.priority == 7
         assert await storage.check() == []
+
+    @pytest.mark.parametrize(("verb", "state"), [("cancel", "running"), *(("reschedule", each) for each in STATES[:3])])
+    async def test_an_operation_that_was_done_before_changes_and_records_nothing(
+        self, store_user: StoreUser, verb: str, state: str
+    ) -> None:
+        _, id = await _leader_and_job(store_user, state)
+        await VERBS[verb](store_user.storage, id)
+        before = await store_user.record(id)
+        with pytest.raises(Unchanged):
+            await VERBS[verb](store_user.storage, id)
+        assert await store_user.record(id) == before
+        assert len(await store_user.storage.audit_log(AuditFilter(subject=id))) == 1
 
     @pytest.mark.parametrize("verb", VERBS)
     async def test_every_operation_on_an_unknown_job_returns_none(self, store_user: StoreUser, verb: str) -> None:

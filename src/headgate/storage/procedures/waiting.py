@@ -13,7 +13,14 @@ from typing import Any
 from headgate.jobs.audit import AuditRecord
 from headgate.jobs.bucket_mask import NO_BUCKETS, chosen, difference, intersection, mask_where, union
 from headgate.jobs.job import BucketRef, JobState
-from headgate.jobs.lifecycle import new_time, require_retriable, require_scheduled, require_waiting
+from headgate.jobs.lifecycle import (
+    CANCEL_REQUESTED,
+    Unchanged,
+    new_time,
+    require_retriable,
+    require_scheduled,
+    require_waiting,
+)
 from headgate.jobs.limit_sets import LimitSetChange
 from headgate.jobs.terms import LimitTerms, kept_permits
 from headgate.jobs.uniqueness import KeyTaken
@@ -64,12 +71,16 @@ async def cancel(
 
     Returns the state it was in, None if there is no such job; a final job is left as it is. A verb that takes a
     `audit_record` stores it in the commit that changes something; for a job, only if the job is audited in full.
+    Raises Unchanged if the cancellation was requested before.
     """
     found = await _locked(tx, job_id)
     if found is None:
         return None
     if waiting_only and found.state is not JobState.WAITING:
         return found.state
+    # Asked under the lock: of two requests at the same time, one has changed something.
+    if found.state is JobState.RUNNING and not await tx.execute("request_cancel", id=found.id):
+        raise Unchanged(CANCEL_REQUESTED)
     if not found.state.is_final:
         await add_audit_record(tx, audit_record)
     ended = found.ended(JobState.CANCELLED)
@@ -81,8 +92,6 @@ async def cancel(
         await leave(tx, found)
         await return_permits(tx, found.gives(difference(found.held, found.kept(JobState.CANCELLED))))
         await following.resolve_followers(tx, [ended])
-    elif found.state is JobState.RUNNING:
-        await tx.execute("request_cancel", id=found.id)
     return found.state
 
 
@@ -178,7 +187,7 @@ async def reschedule(
 
     A `run_at` in the past means now. The time that it may wait for its limits counts from the new `run_at`. Returns
     the state it was in, None if there is no such job. Raises IllegalTransition if it is not waiting; it may be
-    blocked.
+    blocked. Raises Unchanged if it has that time and priority.
     """
     found = await _locked(tx, job_id)
     if found is None:
@@ -193,6 +202,8 @@ async def reschedule(
         priority=priority,
         give_up_at=found.waits_until(time.run_at) if time.has_changed else None,
     )
+    if rank is None:
+        raise Unchanged
     if not found.is_blocked:
         if found.has_costs:
             await reopen_behind(tx, [found.lane.id])

@@ -30,8 +30,9 @@ ORDER BY id
 UPDATE headgate.job SET @ends_as('cancelled'), waiting = false WHERE id = :id::job_id AND state = 'waiting'
 
 -- name: request_cancel
--- Request the cancellation of a running job from its node.
-UPDATE headgate.job SET cancel_requested = true WHERE id = :id::job_id AND finished_at IS NULL AND NOT waiting
+-- Request the cancellation of a running job from its node, unless it was requested before.
+UPDATE headgate.job SET cancel_requested = true
+WHERE id = :id::job_id AND finished_at IS NULL AND NOT waiting AND NOT cancel_requested
 
 -- name: lock_lone_final
 -- Lock those of these jobs that have failed or were cancelled and concern no other job, no batch and no unique key; jobs
@@ -78,7 +79,8 @@ RETURNING rank
 
 -- name: reschedule
 -- Give a waiting job another time or another priority; :give_up_at is the end of its max_wait, counted from that time.
--- Its fence grows, so that a claim that has read it before does not start it as it was. Returns its rank.
+-- Its fence grows, so that a claim that has read it before does not start it as it was. Returns its rank; nothing if it
+-- has that time and priority.
 UPDATE headgate.job
 SET run_at = :run_at::bigint, delayed = :delayed::boolean, priority = coalesce(:priority::smallint, priority),
     rank = CASE
@@ -87,7 +89,9 @@ SET run_at = :run_at::bigint, delayed = :delayed::boolean, priority = coalesce(:
     END,
     give_up_at = CASE WHEN state = 'waiting' THEN coalesce(:give_up_at::bigint, give_up_at) END,
     fence = fence + (state = 'waiting')::integer
-WHERE id = :id::job_id AND state IN ('waiting', 'blocked')
+WHERE id = :id::job_id AND state IN ('waiting', 'blocked') AND (
+    run_at <> :run_at::bigint OR delayed <> :delayed::boolean OR priority <> coalesce(:priority::smallint, priority)
+)
 RETURNING rank
 
 -- part: first_late(which, time)
