@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import asyncpg
@@ -15,6 +16,7 @@ import pytest_asyncio
 from headgate import Headgate, StrictRate
 from headgate.errors import DeclarationError, HeadgateError, StorageUnavailable, StorageUnusable
 from headgate.jobs.event import Event, StorageFailed
+from headgate.storage.postgres import database, lent_pool
 from headgate.storage.postgres.storage import PostgresStorage
 from headgate.storage.store import Store
 from headgate.testing.manual_clock import ManualClock
@@ -29,7 +31,7 @@ from tests.until import result_within, until
 pytestmark = pytest.mark.slow  # the suite runs on a pool of our own in test_postgres
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def new_pool(url: str) -> AsyncIterator[asyncpg.Pool[Any]]:
     async with asyncpg.create_pool(url, min_size=0, max_size=6) as pool:
         yield pool
@@ -173,6 +175,39 @@ async def test_a_transaction_whose_server_does_not_answer_the_pool_is_refused(
         with pytest.raises(OSError, match="of the user"):
             async with store_of(app).transaction():
                 raise OSError("of the user")
+
+
+async def test_a_pool_that_is_fully_in_use_is_told_from_a_server_that_does_not_answer(
+    postgres_url: str, postgres_schema: str, pool: asyncpg.Pool[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fault: a server that was silent was reported as a pool that is too small."""
+    monkeypatch.setattr(database, "COMMAND_TIMEOUT", 0.2)
+    monkeypatch.setattr(database, "PATIENCE", 0)
+    monkeypatch.setattr(lent_pool, "ACQUIRE_TIMEOUT", 0.2)
+    app, _ = app_on(postgres_url, postgres_schema, pool)
+
+    async def failures() -> AsyncIterator[str]:
+        with pytest.raises(StorageUnavailable) as raised:
+            await store_of(app).node_update()
+        yield str(raised.value)
+        with pytest.raises(StorageUnavailable) as raised:
+            async with store_of(app).transaction():
+                raise AssertionError
+        yield str(raised.value)
+
+    async with app.open(), contextlib.AsyncExitStack() as held:
+        await until(lambda: pool.get_size() - pool.get_idle_size() == 1)
+        for _ in range(5):
+            await held.enter_async_context(pool.acquire())
+        async for failure in failures():
+            assert "had no free connection for 0.2 s: all 6 were in use; raise its max_size" in failure
+        await held.aclose()
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            pool.set_connect_args(f"postgresql://postgres@127.0.0.1:{silent.getsockname()[1]}/postgres")
+            await pool.expire_connections()
+            async for failure in failures():
+                assert failure.endswith("does not answer")
+        pool.set_connect_args(postgres_url)
 
 
 @pytest.mark.nightly

@@ -113,10 +113,35 @@ async def test_a_pool_whose_connections_are_all_stuck_is_not_waited_for_longer_t
         with within(4):
             failures = await asyncio.gather(*(stuck() for _ in range(8)), return_exceptions=True)
         assert all(isinstance(failure, StorageUnavailable) for failure in failures), failures
+        # Also those that waited for a connection in use.
+        assert all("does not answer" in str(failure) for failure in failures), failures
         # The silent ones stay silent, and none of them is in the pool any more.
         proxy.release()
         with within(3):
             await data.repeat(lambda session: session.script("SELECT 1"))
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_pool_that_is_fully_in_use_is_told_from_a_server_that_does_not_answer(postgres: PostgresServer) -> None:
+    """The fault: the caller was told that the server does not answer, which answered all the while."""
+    async with opened(postgres.url) as data:
+        began, ended = asyncio.Event(), asyncio.Event()
+
+        async def long(session: Session) -> None:
+            while not ended.is_set():
+                await session.row("own_transaction")
+                began.set()
+
+        using = [asyncio.ensure_future(data.transact(long)) for _ in range(2)]
+        await began.wait()
+        with pytest.raises(StorageUnavailable) as raised:
+            await data.run(lambda session: session.script("SELECT 1"))
+        ended.set()
+        await asyncio.gather(*using)
+        said = str(raised.value)
+        assert "all 2 connections of this process to postgresql://" in said, said
+        assert "were in use for 0.5 s, their last statements: 2 × own_transaction; raise connections=" in said, said
+        await data.run(lambda session: session.script("SELECT 1"))
 
 
 @pytest.mark.usefixtures("impatient")

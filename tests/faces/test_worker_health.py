@@ -163,4 +163,4 @@ def test_a_worker_whose_server_refuses_connections_says_that_it_cannot_be_reache
             answer_when(port, "/ready", 200)
             server.kill()
             said = answer_when(port, "/ready", 503)
-    assert "could not be reached" in said or "cannot be used" in said
+    assert "it cannot be reached" in said or "cannot be used" in said

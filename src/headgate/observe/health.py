@@ -110,7 +110,10 @@ class HealthServer:
         try:
             await within(self._observed.clock, DEADLINE, self._observed.store().node_update())
         except TimeoutError:
-            return f"the store could not be reached, or did not answer, within {DEADLINE:g} s"
+            return (
+                f"the store did not answer within {DEADLINE:g} s: it cannot be reached, is slow, or all connections of "
+                "this process are in use"
+            )
         except StorageUnavailable as error:
             return f"the store cannot be used: {error}".replace("\n", " ")
         return None

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import re
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from enum import Enum
@@ -23,7 +24,7 @@ from headgate.errors import DeclarationError, StorageUnavailable, StorageUnusabl
 from headgate.jobs.identity import IdTaken
 from headgate.storage.postgres.dialect import AnyStatement, Insertion, statements_of
 from headgate.storage.postgres.idle_in_transaction import ClientSilence, SilentInTransaction, server_error, was_not_sent
-from headgate.storage.postgres.lent_pool import LentPool, close_pool
+from headgate.storage.postgres.lent_pool import LentPool, close_pool, is_used_up
 from headgate.storage.searching import SEARCH_TIMEOUT, Searches, too_long
 from headgate.urls import displayed_url, missing_certificate, without_secrets
 
@@ -205,6 +206,10 @@ class Session:
         self._is_pooled = is_pooled
         self._bounds = bounds
         self._in_transaction = False
+        self.last = ""
+        """The name of its last statement."""
+        self.answered_at = 0
+        """When the server has answered one, on the clock; 0 without a clock."""
 
     async def fetch(self, statement: str, /, **values: Any) -> list[Any]:
         """Return the rows of a statement."""
@@ -212,6 +217,7 @@ class Session:
             # Without it, parsing and running a statement may use two server connections.
             async with self.transaction():
                 return await self.fetch(statement, **values)
+        self.last = statement
         known, bound = self._statements[statement].fit(values)
         rows: list[Any] = await self._answer(self._connection.fetch, known.sql, *bound, timeout=self._timeout)
         return rows
@@ -231,6 +237,7 @@ class Session:
         if self._is_pooled and not self._in_transaction:
             async with self.transaction():
                 return await self.execute(statement, **values)
+        self.last = statement
         known, bound = self._statements[statement].fit(values)
         status: str = await self._answer(self._connection.execute, known.sql, *bound, timeout=self._timeout)
         return int(status.rpartition(" ")[2])
@@ -244,16 +251,18 @@ class Session:
     ) -> R:
         """Send a statement, and return its answer. Raises SilentInTransaction, as `idle_in_transaction` says."""
         silence = self._silence
-        if silence is None:
-            return await send(*values, **options)
-        await silence.end_before_statement()
+        if silence is not None:
+            await silence.end_before_statement()
         try:
             answer = await send(*values, **options)
         except Exception as error:
-            if silence.has_rolled_back(error, is_commit=is_commit):
+            if silence is not None and silence.has_rolled_back(error, is_commit=is_commit):
                 raise silence.error() from error
             raise
-        silence.note_answer()
+        if silence is not None:
+            silence.note_answer()
+        if self._clock is not None:
+            self.answered_at = self._clock.monotonic()
         return answer
 
     @contextlib.asynccontextmanager
@@ -331,6 +340,9 @@ class Database:
         self._scans = self._lookups = asyncio.Semaphore()
         self._searches = Searches(self.clock, at_once=1)
         self._pool: asyncpg.Pool[Any] | None = None
+        self._sessions = set[Session]()
+        self._answered_at = 0
+        """When the server has answered a session that is over."""
 
     @property
     def keeps_sessions(self) -> bool:
@@ -447,19 +459,22 @@ class Database:
         if pool is None:
             raise StorageUnavailable(f"{self.name} is not open")
         with self.translated():
-            connection = await pool.acquire(timeout=COMMAND_TIMEOUT)
+            connection = await self._free_connection(pool)
+            session = Session(
+                connection,
+                self.statements,
+                is_pooled=not self.keeps_sessions,
+                bounds=self.bounds,
+                timeout=None if self.lent is None else COMMAND_TIMEOUT,
+                clock=self.clock,
+                store=self.name,
+            )
+            self._sessions.add(session)
             try:
-                session = Session(
-                    connection,
-                    self.statements,
-                    is_pooled=not self.keeps_sessions,
-                    bounds=self.bounds,
-                    timeout=None if self.lent is None else COMMAND_TIMEOUT,
-                    clock=self.clock,
-                    store=self.name,
-                )
                 return await work(session)
             except BaseException as error:
+                if isinstance(error, asyncpg.PostgresError):
+                    session.answered_at = self.clock.monotonic()
                 if isinstance(error, TimeoutError) and self._pool is not None:
                     # The other connections lead to the same server, which does not answer.
                     await self._pool.expire_connections()
@@ -469,7 +484,30 @@ class Database:
                         connection.terminate()
                 raise
             finally:
+                self._sessions.discard(session)
+                self._answered_at = max(self._answered_at, session.answered_at)
                 await pool.release(connection)
+
+    async def _free_connection(self, pool: asyncpg.Pool[Any] | LentPool) -> Any:
+        """Return a free connection. A pool whose connections are all in use is told from a server that is silent."""
+        asked_at = self.clock.monotonic()
+        try:
+            return await pool.acquire(timeout=COMMAND_TIMEOUT)
+        except TimeoutError as error:
+            answered_at = max([self._answered_at, *(each.answered_at for each in self._sessions)])
+            # A server that lives has ended each statement by now. If it has answered nobody, they wait for it, too.
+            is_silent = bool(self._sessions) and answered_at < asked_at
+            if is_silent or not (pool.is_used_up if isinstance(pool, LentPool) else is_used_up(pool)):
+                raise
+            last = Counter(each.last for each in self._sessions).most_common()
+            users = ", ".join(f"{count} × {name}" for name, count in last)
+            if isinstance(pool, LentPool):
+                raise StorageUnavailable(pool.none_free(COMMAND_TIMEOUT, users)) from error
+            raise StorageUnavailable(
+                f"all {self._size} connections of this process to {self.name} were in use for {COMMAND_TIMEOUT:g} s, "
+                f"their last statements: {users}; raise connections= or HEADGATE_CONNECTIONS, or look in `headgate "
+                "status` for locks that hold them up"
+            ) from error
 
     @contextlib.contextmanager
     def translated(self, *, opening: bool = False) -> Iterator[None]:

@@ -93,7 +93,7 @@ class LentPool:
             )
 
     async def acquire(self, *, timeout: float) -> Any:
-        """Return a free connection. Raises StorageUnavailable if the pool was closed or none is free in time."""
+        """Return a free connection. Raises StorageUnavailable if the pool was closed, TimeoutError if none is free."""
         if self._pool is None:
             raise StorageUnavailable(f"{self._name} is not open")
         try:
@@ -102,10 +102,19 @@ class LentPool:
             raise StorageUnavailable(
                 f"the pool of {self._name} gives no connection: {error}; keep it open as long as the app"
             ) from error
-        except TimeoutError as error:
-            raise StorageUnavailable(
-                f"the pool of {self._name} had no free connection for {timeout:g} s; raise its max_size"
-            ) from error
+
+    @property
+    def is_used_up(self) -> bool:
+        """Whether all of its connections are in use."""
+        return self._pool is not None and is_used_up(self._pool)
+
+    def none_free(self, timeout: float, users: str = "") -> str:
+        """Return the error of who has waited so long for one of them; `users` is what Headgate uses some for."""
+        users = f", the last statements of Headgate in it: {users}" if users else ""
+        return (
+            f"the pool of {self._name} had no free connection for {timeout:g} s: all {self.size} were in use{users}; "
+            "raise its max_size, or hold its connections and current_job().transaction() for less time"
+        )
 
     async def release(self, connection: Any) -> None:
         """Give a connection back to the pool."""
@@ -123,7 +132,12 @@ class LentPool:
         if is_lent_here:
             await self.open()
         try:
-            connection = await self.acquire(timeout=ACQUIRE_TIMEOUT)
+            try:
+                connection = await self.acquire(timeout=ACQUIRE_TIMEOUT)
+            except TimeoutError as error:
+                if self.is_used_up:
+                    raise StorageUnavailable(self.none_free(ACQUIRE_TIMEOUT)) from error
+                raise
             try:
                 yield connection
             except BaseException:
@@ -135,6 +149,11 @@ class LentPool:
         finally:
             if is_lent_here:
                 await self.close(2.0)
+
+
+def is_used_up(pool: asyncpg.Pool[Any]) -> bool:
+    """Whether a pool has all of its connections, and all are in use. One that is being made is not."""
+    return pool.get_size() - pool.get_idle_size() == pool.get_max_size()
 
 
 async def close_pool(pool: asyncpg.Pool[Any], timeout: float) -> None:
