@@ -245,6 +245,51 @@ async def test_idle_nodes_seldom_claim_a_due_job_that_is_being_replaced(stores: 
     await stores.check()
 
 
+async def test_claims_of_other_queues_do_not_make_a_node_claim_a_held_job_often(stores: StoresAndUsers) -> None:
+    """The fault: any job that they started ended the pause."""
+    waiting = await stores.left.add_one(queue="held", delay=1)
+    stores.clock.advance(1)
+    async with stores.user.locking(waiting):
+        for _ in range(8):
+            await stores.left.add_one(queue="busy")
+            claimed = await promptly(stores.right.claim(queues=("held", "busy")))
+            assert [job.queue for job in claimed.jobs] == ["busy"]
+            stores.clock.advance(0.02)
+        assert claimed.next_in == SECOND
+
+
+async def test_a_job_that_becomes_due_beside_a_held_one_and_is_locked_for_a_moment_is_claimed_again_soon(
+    stores: StoresAndUsers,
+) -> None:
+    """The fault: another claim may lock more jobs than it takes, and the next one here came a second later."""
+    held, later = await stores.left.add_one(delay=1), await stores.left.add_one(delay=10)
+    stores.clock.advance(1)
+    async with stores.user.locking(held):
+        for _ in range(8):
+            claimed = await promptly(stores.right.claim())
+            assert not claimed.jobs
+            assert claimed.next_in
+            stores.clock.advance(min(1, claimed.next_in / SECOND))
+        assert claimed.next_in == SECOND
+        stores.clock.advance(8)
+        async with stores.other.locking(later):
+            claimed = await promptly(stores.right.claim())
+            assert (list(claimed.jobs), claimed.next_in) == ([], SOON)
+        assert await stores.right.take_ids() == [later]
+
+
+async def test_a_job_that_was_held_as_a_slot_was_freed_is_claimed_a_second_later(stores: StoresAndUsers) -> None:
+    """The fault: if the transaction was rolled back, nothing claimed the job but a sweep, after up to 30 s."""
+    waiting = await stores.left.add_one()
+    async with stores.user.locking(waiting):
+        for _ in range(3):
+            claimed = await promptly(stores.right.claim())
+            assert (list(claimed.jobs), claimed.next_in) == ([], SECOND)
+            stores.clock.advance(1)
+    assert await stores.right.take_ids() == [waiting]
+    assert (await stores.right.claim()).next_in is None
+
+
 async def test_a_late_job_that_is_being_replaced_does_not_block_its_lane(stores: StoresAndUsers) -> None:
     stores.rule(api=PLENTY)
     await stores.add(buckets=[("api", "a")], expires_in=5)

@@ -453,7 +453,7 @@ class SnapshotClaim:
                 visit.taken = min(len(visit.heads), rest[visit.row.queue])
             return
         ungated = self._snapshot.ungated
-        vain_claims, self._skipped.vain_claims = self._skipped.vain_claims, 0
+        pauses = {queue: self._skipped.pauses.pop(queue, (0, 0)) for queue in rest}
         # Unknown jobs may be in front of one to take.
         filled = {queue for queue, lane in ungated.items() if lane.ready or lane.due or lane.unknown}
         counts = {queue: count for queue, count in rest.items() if count and queue in filled}
@@ -488,11 +488,14 @@ class SnapshotClaim:
             sort_heads(visit.heads)
             visit.taken = len(visit.heads)
             visit.complete = visit.taken < counts[queue]
-            if (ungated[queue].due or is_shared) and visit.taken < min(counts[queue], plan.ungated_ready[queue]):
-                # Another claim has locked more jobs than it takes: some of each priority. Or others have locked or
-                # taken them, for as long as they like, and there are other jobs for the slots that these got.
-                plan.note_wake(plan.now + (SOON if is_shared else min(SOON << vain_claims, LOCKED_FOR)))
-                self._skipped.vain_claims = 0 if heads else min(vain_claims + 1, 6)
+            ready = plan.ungated_ready[queue]
+            if visit.taken < min(counts[queue], ready):
+                # Another claim has locked more due jobs than it takes: some of each priority. Or there are other jobs
+                # for the slots. Or a transaction has locked these ones, and may release them, for as long as it likes.
+                before, pause = pauses[queue]
+                pause = min(2 * pause, LOCKED_FOR) if ready == before else SOON if ungated[queue].due else LOCKED_FOR
+                self._skipped.pauses[queue] = ready, pause
+                plan.note_wake(plan.now + (SOON if is_shared else pause))
         plan.ungated = list(visits.values())
 
     async def _claim_ungated_only(self) -> Claimed:

@@ -49,10 +49,10 @@ class SkippedJobs:
     locked_names: Sequence[str] = ()
     """Their names in statements that leave them out."""
 
-    vain_claims = 0
-    """How many claims in turn found due jobs without limits, and all of them locked or taken."""
-
     def __init__(self) -> None:
+        # The queues of which the last claim found jobs without limits locked: how many were ready, and how long until
+        # they are to be tried again. It grows while it is the same ones.
+        self.pauses: dict[str, tuple[int, int]] = {}
         self._width = 1
         self._began: dict[tuple[str, bool], int] = {}
 
