@@ -371,6 +371,41 @@ def test_a_store_that_does_not_answer_keeps_a_slot_from_other_jobs_for_half_a_se
     run_virtual(main)
 
 
+@pytest.mark.parametrize("slots", [1, 3])
+@pytest.mark.parametrize("is_one", [False, True], ids=["two stores", "one store"])
+@pytest.mark.parametrize("lasts", [0.25, 0.8])
+def test_a_job_with_two_limits_elsewhere_starts_beside_a_backlog(lasts: float, slots: int, *, is_one: bool) -> None:
+    """The fault: once its first start was fetched, another job got the slot, and both starts were given back."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        app.queue("q", concurrency=slots)
+        first = Shared(clock, delay=0.002)
+        second = first if is_one else Shared(clock, delay=0.002)
+        started: list[int] = []
+
+        @app.task(queue="q")
+        async def convert() -> None:
+            await asyncio.sleep(lasts)
+
+        limits = [RateLimit("100/m", key="{tenant}", store=first), RateLimit("1000/m", store=second, name="all")]
+
+        @app.task(queue="q", limits=limits)
+        async def call(tenant: str) -> None:
+            started.append(clock.monotonic())
+
+        async with app:
+            await convert.enqueue_many([()] * 300)
+            await asyncio.sleep(2.5)
+            before = clock.monotonic()
+            await call.enqueue_many([("acme",)] * 3)
+            await asyncio.sleep(15)
+        assert len(started) == 3
+        assert started[-1] - before < 8 * SECOND
+
+    run_virtual(main)
+
+
 @pytest.mark.parametrize("delay", [0.4, 1000], ids=["slow", "away"])
 def test_a_store_that_is_slow_or_away_takes_no_slot_from_jobs_of_another_store(delay: float) -> None:
     """The fault: during each fetch of that store, and half a minute after a failure, no slot was kept for any job."""

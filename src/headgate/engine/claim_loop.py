@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -87,8 +87,9 @@ class ClaimLoop(WithServices):
         self._labels = labels
         self._stopping = stopping
         self._backlogged: set[str] = set()
-        # The queues whose last claim has left a slot to starts that were to be fetched.
-        self._keeping: Set[str] = set()
+        # The queues whose last claim has left a slot to starts that were to be fetched, and the limits of these and of
+        # the claims right before that did so, too.
+        self._keeping: dict[str, set[str]] = {}
         # The queues with such a slot: of which limit the starts are, and until when it is kept (monotonic).
         self._kept: dict[str, tuple[str, int]] = {}
         # The pending claims: True is that of the queues with a backlog.
@@ -131,9 +132,10 @@ class ClaimLoop(WithServices):
             if (is_woken or is_swept) and (free_slots := self._slots.free_slots(queues)):
                 self._pending.add(has_backlog)
                 claim = self.claim_for(free_slots, has_backlog=has_backlog)
-                # Not twice in succession: where the limit is closed, other jobs get the slot.
-                if self._fetcher.has_limits and not self._keeping & free_slots.keys():
-                    claim = replace(claim, keeps_for=self._fetcher.ready_limits)
+                if self._fetcher.has_limits:
+                    # Not twice in succession for one limit: where it is closed, other jobs get the slot.
+                    kept = set[str]().union(*(self._keeping.get(queue, ()) for queue in free_slots))
+                    claim = replace(claim, keeps_for=self._fetcher.ready_limits - kept)
                 pending.create_task(self._claim(claim, is_sweep=not is_woken))
 
     def claim_for(self, free_slots: Mapping[str, FreeSlots], *, has_backlog: bool = False) -> Claim:
@@ -217,11 +219,14 @@ class ClaimLoop(WithServices):
             self._fetcher.request(claimed.needed_fetches, self._slots.free)
         counts = Counter([job.queue for job in claimed.jobs])
         self._slots.note_claimed(claim.free_slots, counts)
-        self._keeping = (self._keeping - claim.free_slots.keys()) | claimed.keeping.keys()
+        for queue in claim.free_slots.keys() - claimed.keeping.keys():
+            self._keeping.pop(queue, None)
         if claimed.keeping:
             self._slots.keep(claimed.keeping)
             until = self._clock.monotonic() + KEPT_FOR
-            self._kept |= {queue: (limit, until) for queue, limit in claimed.keeping.items()}
+            for queue, limit in claimed.keeping.items():
+                self._kept[queue] = limit, until
+                self._keeping.setdefault(queue, set()).add(limit)
             self._clock.call_at(until, self.use_kept_slots)
         unfilled = {queue for queue, free in claim.free_slots.items() if counts[queue] < free.slots}
         self._backlogged = (self._backlogged | claim.free_slots.keys()) - unfilled
