@@ -35,7 +35,7 @@ from headgate import (
 from headgate.clock import SECOND, SystemClock
 from headgate.jobs.encoded import codecs_of, is_encoded
 from headgate.jobs.event import Event, ScheduleFailed, ScheduleSuperseded
-from headgate.storage.records import ScheduleRecord
+from headgate.storage.records import Beat, ScheduleRecord
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.internals import app_on, store_of
@@ -397,6 +397,38 @@ def test_single_jobs_do_not_fail_on_nodes_without_the_key_while_another_one_has_
                 job = await able.tasks["pay"].enqueue(number)
                 assert await result_within(job, 300) == number
                 assert (await job.status()).attempt <= 5
+
+    run_virtual(main)
+
+
+def test_a_node_declares_a_task_again_once_it_reads_jobs_of_any_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The faults: only a job of the kind that it could not read ended that; each heartbeat wrote what it declares."""
+
+    async def main(clock: VirtualClock) -> None:
+        store = MemoryStorage(clock)
+        able, reader = app_on(store, clock=clock, codec=NEW), app_on(store, clock=clock, codec=OLD)
+        declare_slow(able, reader)
+        beat, written = store.beat, 0
+
+        async def counted_beat(node: str, **options: Any) -> Beat:
+            nonlocal written
+            written += options["tasks"] is not None
+            return await beat(node, **options)
+
+        async with reader:
+            async with able:
+                jobs = await able.tasks["pay"].enqueue_many([(number,) for number in range(100)])
+                for job in jobs:
+                    await result_within(job, 600)
+                await asyncio.sleep(60)
+            assert await store.declared_subjects() == set(), "it has left the task, and met none of its jobs since"
+            monkeypatch.setattr(store, "beat", counted_beat)
+            await asyncio.sleep(60)
+            assert written == 0
+            assert await result_within(await reader.tasks["pay"].enqueue(7), 60) == 7
+            await asyncio.sleep(60)
+            assert await store.declared_subjects() == {"pay@default"}
+            assert written == 1
 
     run_virtual(main)
 

@@ -15,6 +15,7 @@ from headgate.engine.services import Services, WithServices
 from headgate.errors import AttemptLost, PayloadError, ResultUnavailable, StorageUnavailable
 from headgate.jobs.encoded import codecs_of
 from headgate.jobs.job import ClaimedJob, JobRecord, JobState
+from headgate.jobs.limit_sets import DeclaredLimitSets
 from headgate.storage.driver import run_to_end
 from headgate.storage.enlisting import require_blocking
 from headgate.storage.store import Store
@@ -119,7 +120,8 @@ class LeftTasks(WithServices):
         self._unread: Counter[tuple[str, tuple[str, ...]]] = Counter()
         self._until: dict[str, int] = {}
         self._alone_until: dict[str, int] = {}
-        self._has_left = False
+        self._declared: Mapping[str, Sequence[str]] | None = None
+        self._declared_for: tuple[DeclaredLimitSets, frozenset[str]] | None = None
 
     @property
     def names(self) -> frozenset[str]:
@@ -128,14 +130,22 @@ class LeftTasks(WithServices):
         return frozenset([task for task, until in self._until.items() if now < until])
 
     def declared(self) -> Mapping[str, Sequence[str]]:
-        """Return the tasks that the node declares in its row, by queue."""
-        limit_sets = self._registry.limit_sets()
-        # Once it has left a task, each heartbeat writes them: the row may hold others than the last one wrote.
-        return limit_sets.only(self._registry.names - self._until.keys()).tasks if self._has_left else limit_sets.tasks
+        """Return the tasks that the node declares in its row, by queue; the same mapping until they change."""
+        limit_sets, left = self._registry.limit_sets(), frozenset(self._until)
+        if self._declared is None:
+            return limit_sets.tasks
+        if self._declared_for != (limit_sets, left):
+            self._declared_for = limit_sets, left
+            self._declared = limit_sets.only(self._registry.names - left).tasks
+        return self._declared
 
     def note_read(self, job: ClaimedJob) -> None:
-        """Note that the payload of a job could be read."""
-        if self._unread and self._unread.pop((job.task, codecs_of(job.payload)), 0) and self._until.pop(job.task, 0):
+        """Note that the payload of a job could be read. One of another kind ends the leaving once its time is over."""
+        if not self._unread:
+            return
+        was_unread = self._unread.pop((job.task, codecs_of(job.payload)), 0) > 0
+        if job.task in self._until and (was_unread or job.task not in self.names):
+            del self._until[job.task]
             self._wake()
 
     async def leaves(self, job: ClaimedJob, error: Exception) -> bool:
@@ -164,7 +174,8 @@ class LeftTasks(WithServices):
         if not await self._storage.runs_elsewhere(*others):
             return False
         # Two nodes may leave it at the same moment: each asks again after it has left.
-        self._has_left = True
+        # A new mapping, as the last heartbeat may have written an equal one, and this changes the row.
+        self._declared, self._declared_for = {}, None
         await self._storage.declare(self._own_id(), self.declared())
         return await self._storage.runs_elsewhere(*others)
 
