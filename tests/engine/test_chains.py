@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Awaitable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
@@ -29,7 +30,7 @@ from headgate import (
     chain,
     current_job,
 )
-from headgate.admin import BulkResult, JobQuery
+from headgate.admin import BulkResult, JobQuery, bulk
 from headgate.jobs.event import Event, JobEnqueued
 from headgate.storage.store import Store
 from headgate.testing.virtual_time import VirtualClock, run_virtual
@@ -217,6 +218,41 @@ async def test_a_change_of_many_counts_the_jobs_that_change_with_what_they_follo
         purged = await app.admin.queues.purge("default")
         assert (purged.changed, purged.refused) == (90, {})
         assert (await app.admin.audit_log(kind="queue"))[0].detail == "90 waiting jobs cancelled"
+
+
+async def test_a_change_of_many_counts_what_it_would_have_changed(make_app: MakeApp) -> None:
+    """The fault: of a chain of 1,000 jobs it counted 960, as those that end with their leader were listed no more."""
+    app = make_app()
+
+    @app.task
+    async def work() -> None: ...
+
+    async with app.open():
+        jobs = [*(await chain(*(work.call() for _ in range(250))).enqueue()).jobs]
+        leader = work.call()
+        jobs += (await batch([leader, *(work.call().after(leader) for _ in range(250))]).enqueue()).jobs
+        admin, ids = app.admin, [job.id for job in jobs]
+        for query in (JobQuery(), ids):
+            for verb in (admin.cancel_many, admin.retry_many):
+                counted = await verb(query, dry_run=True)
+                assert (counted.matched, counted.changed) == (501, 501)
+                assert await verb(query) == replace(counted, is_dry_run=False)
+        assert await admin.queues.purge("default") == replace(counted, is_dry_run=False)
+
+
+async def test_jobs_beyond_those_that_are_chosen_at_once_are_changed_next(
+    make_app: MakeApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk, "CHOSEN_AT_ONCE", 200)
+    app = make_app()
+
+    @app.task
+    async def work() -> None: ...
+
+    async with app.open():
+        await work.enqueue_many([()] * 450)
+        assert (await app.admin.cancel_many(JobQuery(), most=420)).changed == 420
+        assert (await app.admin.cancel_many(JobQuery())).changed == 30
 
 
 async def test_changes_of_many_at_the_same_time_count_each_job_once(make_app: MakeApp) -> None:

@@ -17,7 +17,7 @@ WRITTEN = {".py", ".sql", ".lua", ".js", ".css", ".html"}
 
 BUDGETS = {
     "": 3_140,  # the modules beside the packages
-    "admin": 6_480,
+    "admin": 6_500,
     "cli": 8_300,
     "client": 2_950,
     "contrib": 3_230,

@@ -553,9 +553,10 @@ class Admin(Readings):
     async def cancel_many(self, query: JobQuery | Sequence[str], **options: Unpack[BulkOptions]) -> BulkResult:
         """Cancel the unfinished jobs that a query matches: waiting ones, then running ones, then those that have moved.
 
-        It changes the oldest first, 200 at a time, and may be stopped and repeated. Final jobs are skipped, and not
-        counted. Instead of a query it takes job ids; then it counts those that it cannot change as refused, and skips
-        unknown ids. `headgate.admin.bulk.BulkOptions` describes the options.
+        It chooses the jobs, then changes the oldest first, 200 at a time, and may be stopped and repeated. A chosen job
+        that is cancelled with the one it follows is counted, as in a dry run. Final jobs are skipped, and not counted.
+        Instead of a query it takes job ids; then it counts those that it cannot change as refused, and skips unknown
+        ids. `headgate.admin.bulk.BulkOptions` describes the options.
         """
         return await change_many(self._storage, query, CANCEL, self._cancel, **options)
 

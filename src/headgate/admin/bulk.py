@@ -33,6 +33,9 @@ MEANWHILE = "changed meanwhile"
 
 HELD = "another open transaction has locked it"
 
+CHOSEN_AT_ONCE = 10_000
+"""How many jobs are chosen before the first of them is changed: a purge may be of a million."""
+
 AT_ONCE = 20
 """How many jobs are changed at once: the store has to serve other callers too."""
 
@@ -41,6 +44,7 @@ AT_ONCE = 20
 class BulkResult:
     """The result for the jobs that a query matched and that were in a state in which they can be changed.
 
+    A matching job that changes with the one that it follows is counted, too: a dry run and a run count the same jobs.
     `refused` counts by reason the jobs that were left as they are. With `is_dry_run` nothing was changed, and `changed`
     is how many would have been. `is_cut`: the maximum was reached and more jobs can be changed; repeat the call for
     those.
@@ -84,17 +88,17 @@ class BulkVerb:
     view: JobView | None = None
     is_done: Callable[[JobRecord, int], bool] | None = None
 
-    def queries(self, query: JobQuery, now: datetime) -> list[JobQuery]:
-        """Return the query for each state in which jobs can be changed; none if it asks for another state."""
+    def passes(self, query: JobQuery, now: datetime) -> list[list[JobQuery]]:
+        """Return for each pass the query for each state in which jobs can be changed, if it asks for no other state."""
         states = [state for state in self.states if query.state in (None, state)]
         if self.view is not None and query.view is None:
             query = msgspec.structs.replace(query, view=self.view)
         found = [msgspec.structs.replace(query, state=state) for state in states]
-        if JobState.RUNNING in states[1:]:
-            # A job that ran while the waiting ones were listed may wait when the running ones are. New ones stay.
-            before = min(now, query.enqueued_before or now)
-            found += [msgspec.structs.replace(each, enqueued_before=before) for each in found]
-        return found
+        if JobState.RUNNING not in states[1:]:
+            return [found]
+        # A job that ran while the waiting ones were listed may wait when the running ones are. New ones stay.
+        before = min(now, query.enqueued_before or now)
+        return [found, [msgspec.structs.replace(each, enqueued_before=before) for each in found]]
 
 
 def cancel_refusal(record: JobRecord, now: int) -> str | None:
@@ -159,21 +163,41 @@ async def change_many(
     `on_end` gets the result, also if it is stopped. Raises DeclarationError for one id in place of several.
     """
     bulk = _Bulk(storage, change, most, dry_run)
-    queries = verb.queries(query, to_datetime(storage.now())) if isinstance(query, JobQuery) else ()
-    pages = pages_that_match(storage, queries) if isinstance(query, JobQuery) else pages_of(storage, query)
+    if isinstance(query, JobQuery):
+        passes = verb.passes(query, to_datetime(storage.now()))
+        listings = [pages_that_match(storage, queries) for queries in passes]
+    else:
+        listings = [pages_of(storage, query)]
     try:
-        async for page in pages:
-            now = storage.now()
-            left = page if verb.is_done is None else [record for record in page if not verb.is_done(record, now)]
-            is_cut = not await bulk.take([(record.id, verb.refusal(record, now)) for record in left], change_together)
-            if on_progress is not None:
-                on_progress(bulk.result())
-            if is_cut:
-                return bulk.result(is_cut=True)
+        for pages in listings:
+            # Chosen before the first is changed: its followers change with it, and would be listed no more.
+            while chosen := await _chosen(pages, verb, storage, bulk.room):
+                for start in range(0, len(chosen), CHUNK):
+                    is_cut = not await bulk.take(chosen[start : start + CHUNK], change_together)
+                    if on_progress is not None:
+                        on_progress(bulk.result())
+                    if is_cut:
+                        return bulk.result(is_cut=True)
         return bulk.result()
     finally:
         if on_end is not None:
             await on_end(bulk.result())
+
+
+async def _chosen(
+    pages: AsyncIterator[Sequence[JobRecord]], verb: BulkVerb, storage: Store, room: int
+) -> list[tuple[str, str | None]]:
+    """Return the ids on the next pages, each with the reason against it: 10,000, or more than `room` to be changed."""
+    chosen: list[tuple[str, str | None]] = []
+    async for page in pages:
+        now = storage.now()
+        left = page if verb.is_done is None else [record for record in page if not verb.is_done(record, now)]
+        judged = [(record.id, verb.refusal(record, now)) for record in left]
+        chosen += judged
+        room -= sum(reason is None for _, reason in judged)
+        if room < 0 or len(chosen) >= CHOSEN_AT_ONCE:
+            break
+    return chosen
 
 
 async def cancel_batch(
@@ -246,6 +270,11 @@ class _Bulk:
         self._refused: Counter[str] = Counter()
         self._changed: set[str] = set()
 
+    @property
+    def room(self) -> int:
+        """How many more jobs may be changed."""
+        return self._most - len(self._changed)
+
     def result(self, *, is_cut: bool = False) -> BulkResult:
         matched = len(self._changed) + self._refused.total()
         return BulkResult(matched, len(self._changed), dict(self._refused), self._is_dry_run, is_cut)
@@ -263,14 +292,12 @@ class _Bulk:
                 self._refused[reason] += 1
             self.seen.add(id)
         if ids and change_together is not None and not self._is_dry_run:
-            room = self._most - len(self._changed)
-            self._changed.update(await change_together(ids[:room]) if room else ())
+            self._changed.update(await change_together(ids[: self.room]) if self.room else ())
             ids = [id for id in ids if id not in self._changed]
         while ids:
-            room = self._most - len(self._changed)
-            if not room:
+            if not self.room:
                 return False
-            now, ids = ids[: min(room, AT_ONCE)], ids[min(room, AT_ONCE) :]
+            now, ids = ids[: min(self.room, AT_ONCE)], ids[min(self.room, AT_ONCE) :]
             if self._is_dry_run:
                 self._changed.update(now)
             else:
