@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -62,3 +63,14 @@ def mode_of(path: Path) -> int:
 def names_in(folder: Path, beginning: str) -> list[str]:
     """The files in a folder whose names begin so."""
     return sorted(path.name for path in folder.iterdir() if path.name.startswith(beginning))
+
+
+def open_files(beginning: Path) -> list[str]:
+    """What this process has open of the files whose paths begin so (on Linux; elsewhere it is not known)."""
+    descriptors = Path("/proc/self/fd")
+    targets: list[str] = []
+    for descriptor in descriptors.iterdir() if descriptors.exists() else ():
+        # That of this list is closed by now.
+        with contextlib.suppress(OSError):
+            targets.append(str(descriptor.readlink()))
+    return sorted(target for target in targets if target.startswith(str(beginning)))

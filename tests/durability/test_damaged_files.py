@@ -15,7 +15,7 @@ from headgate.errors import StorageUnavailable, StorageUnusable
 from headgate.jobs.query import JobFilter
 from headgate.storage.sqlite.connection import APPLICATION_ID, connect
 from headgate.storage.sqlite.storage import SqliteStorage
-from tests.durability.files import PAGE, contents, copy, corrupt, cut, log_of, put, size
+from tests.durability.files import PAGE, contents, copy, corrupt, cut, log_of, open_files, put, size
 from tests.durability.stores import new_job, open_store
 
 
@@ -91,6 +91,18 @@ async def test_a_file_cut_within_its_header_is_refused(database: Path) -> None:
     await fill(database)
     cut(database, 60)
     await refuse(database, "is not a SQLite database")
+
+
+@pytest.mark.parametrize(("begin", "end"), [(100, 2000), (2000, PAGE), (PAGE, 20 * PAGE)])
+async def test_a_damaged_file_is_not_open_after_the_error(database: Path, begin: int, end: int) -> None:
+    """The fault: the error kept a connection, which kept the file and its log open, and SQLite's locks on it."""
+    await fill(database)
+    whole = contents(database)
+    put(database, whole[:begin] + b"\xff" * (end - begin) + whole[end:])
+    with pytest.raises(StorageUnusable, match="is damaged") as caught:
+        await SqliteStorage(database, SystemClock()).open()
+    assert open_files(database) == []
+    assert caught.value.__cause__ is not None
 
 
 async def test_a_folder_and_a_missing_folder_are_told_apart(tmp_path: Path) -> None:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from headgate.errors import StorageUnavailable, StorageUnusable
-from headgate.storage.sqlite import connection
+from headgate.storage.sqlite import connection, threads
 from headgate.storage.sqlite.connection import connect, lock_holder, mount_of, translate
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.manual_clock import ManualClock
+from tests.durability.files import open_files
 
 MOUNTS = (
     rb"""proc /proc proc rw 0 0
@@ -164,3 +167,25 @@ def test_a_new_connection_waits_for_the_file_but_its_statements_do_not(tmp_path:
         connection = opening.result()
     assert connection.execute("PRAGMA busy_timeout").fetchone() == (0,)
     connection.close()
+
+
+@pytest.mark.parametrize("part", ["reader", "checkpointer"])
+def test_a_connection_whose_user_cannot_be_made_is_closed(
+    part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fault: the error kept it open, and with it SQLite's locks on the file."""
+
+    def refuse(*_: object) -> None:
+        raise OSError("can't start new thread, or open the log")
+
+    path = tmp_path / "jobs.db"
+    monkeypatch.setattr(threads, "CallThread", refuse)
+    monkeypatch.setattr(os, "open", refuse)
+    with contextlib.closing(connect(path, synchronous="FULL", timeout=0)) as writer:
+        checkpointer = partial(connection.Checkpointer, path, writer, ManualClock(), "FULL")
+        make = partial(threads.Reader, path, "lists") if part == "reader" else checkpointer
+        open_before = open_files(path)
+        with pytest.raises(OSError, match="can't") as raised:
+            make()
+        assert open_files(path) == open_before
+        assert raised.value.__traceback__ is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
 from collections.abc import Callable
@@ -57,16 +58,14 @@ def back_up(path: Path, copy: Path, clock: Clock, on_step: Callable[[int, int], 
 
 
 def _copy(path: Path, part: Path, on_step: Callable[[int, int], None]) -> None:
-    source = sqlite_file.connect(path, synchronous="FULL", timeout=30)
-    target = sqlite3.connect(part)
-    try:
+    with (
+        contextlib.closing(sqlite_file.connect(path, synchronous="FULL", timeout=30)) as source,
+        contextlib.closing(sqlite3.connect(part)) as target,
+    ):
         # The first read takes the snapshot, which lasts until the transaction ends.
         source.execute("BEGIN")
         source.execute("SELECT 1 FROM migration").fetchone()
         source.backup(target, pages=STEP, progress=lambda _status, remaining, total: on_step(remaining, total))
-    finally:
-        target.close()
-        source.close()
 
 
 def _check(path: Path, part: Path) -> Migration:

@@ -23,7 +23,7 @@ import stat
 import struct
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -84,16 +84,27 @@ def connect(path: Path, *, synchronous: str, timeout: float) -> sqlite3.Connecti
     """
     wait = max(timeout, _WAIT_TO_OPEN)
     connection = sqlite3.connect(path, timeout=wait, isolation_level=None, check_same_thread=False)
-    connection.execute("PRAGMA wal_autocheckpoint = 0")
-    # The most that the log keeps of the disk when it is reset: a reader may have let it grow far beyond.
-    connection.execute(f"PRAGMA journal_size_limit = {4 * CHECKPOINT_EVERY * 4096}")
-    connection.execute(f"PRAGMA synchronous = {synchronous}")
-    connection.execute("PRAGMA temp_store = MEMORY")
-    connection.execute("PRAGMA cache_size = -16000")
-    # A damaged payload must affect only its own job: with an error here, no job at all could be read.
-    connection.text_factory = partial(str, encoding="utf-8", errors="replace")
-    connection.execute(f"PRAGMA busy_timeout = {round(timeout * 1000)}")
+    with closing_after_error(connection):
+        connection.execute("PRAGMA wal_autocheckpoint = 0")
+        # The most that the log keeps of the disk when it is reset: a reader may have let it grow far beyond.
+        connection.execute(f"PRAGMA journal_size_limit = {4 * CHECKPOINT_EVERY * 4096}")
+        connection.execute(f"PRAGMA synchronous = {synchronous}")
+        connection.execute("PRAGMA temp_store = MEMORY")
+        connection.execute("PRAGMA cache_size = -16000")
+        # A damaged payload must affect only its own job: with an error here, no job at all could be read.
+        connection.text_factory = partial(str, encoding="utf-8", errors="replace")
+        connection.execute(f"PRAGMA busy_timeout = {round(timeout * 1000)}")
     return connection
+
+
+@contextlib.contextmanager
+def closing_after_error(connection: sqlite3.Connection) -> Iterator[None]:
+    """Close a connection if the block, which sets it up, raises: the error would keep it and its file open."""
+    try:
+        yield
+    except BaseException:
+        connection.close()
+        raise
 
 
 def prepare(path: Path, clock: Clock, *, synchronous: str, dry_run: bool = False) -> Sequence[Migration]:
@@ -465,7 +476,8 @@ class Checkpointer:
         self._connection = connect(path, synchronous=synchronous, timeout=0)
         # SQLite locks no bytes of its log, so closing this descriptor releases no lock of this process.
         self._log_path = path.resolve().with_name(f"{path.resolve().name}-wal")
-        self._log = os.open(self._log_path, os.O_RDONLY)
+        with closing_after_error(self._connection):
+            self._log = os.open(self._log_path, os.O_RDONLY)
         self._identity = b""
         self._due_at = CHECKPOINT_EVERY
         # The code of an error that has been logged, until a checkpoint succeeds.

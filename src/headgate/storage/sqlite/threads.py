@@ -13,7 +13,7 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from headgate.storage.sqlite.connection import connect
+from headgate.storage.sqlite.connection import closing_after_error, connect
 
 R = TypeVar("R")
 
@@ -92,8 +92,9 @@ class Reader:
     def __init__(self, path: Path, name: str) -> None:
         # It only waits for a file that is being opened or recovered. It syncs the file if it is the last to close it.
         self._connection = connect(path, synchronous="FULL", timeout=10)
-        self._connection.execute("PRAGMA query_only = ON")
-        self._thread = CallThread(f"headgate-sqlite-{name}")
+        with closing_after_error(self._connection):
+            self._connection.execute("PRAGMA query_only = ON")
+            self._thread = CallThread(f"headgate-sqlite-{name}")
 
     async def run(self, query: Callable[[sqlite3.Connection], R]) -> R:
         """Return the result of `query`, called with the connection in the reader's thread."""
