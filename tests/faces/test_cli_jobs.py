@@ -486,6 +486,25 @@ def test_jobs_and_batches_of_a_graph_show_what_they_are_tied_to(project: Project
     assert answer("batches", "show", outer)["total"] == 3
 
 
+def test_a_retry_says_that_a_step_is_not_needed_any_more(project: Project) -> None:
+    async def work(app: Headgate) -> list[str]:
+        good = app.tasks["good"]
+        first = good.call()
+        stored = await batch([first, good.call().after(first, on="failure")]).enqueue()
+        await stored.jobs[1].cancel()
+        return [job.id for job in stored.jobs]
+
+    first, other = project.do(work)
+    assert call("jobs", "retry", other).output == f"{other}: waits again\n"
+    assert call("jobs", "cancel", other).exit_code == 0
+    assert call("worker", "--drain").exit_code == 0
+    assert answer("jobs", "show", first)[0]["state"] == "succeeded"
+    result = call("jobs", "retry", other)
+    assert result.output == f"{other}: is skipped: it is not needed after the end of what it follows\n"
+    assert result.exit_code == 0
+    assert answer("jobs", "show", other)[0]["state"] == "skipped"
+
+
 def test_a_batch_is_found_by_its_id(project: Project) -> None:
     """It was reported as a job that may have been pruned, and its followers had no progress."""
 

@@ -76,11 +76,14 @@ def settle(nodes: Sequence[Node]) -> None:
                 changed = True
 
 
-def retry(node: Node) -> bool:
-    """Retry a final job; False if that is refused."""
-    if node.state == "skipped" or (not node.is_held_back and not node.may_run):
+def retry(node: Node, nodes: Sequence[Node]) -> bool:
+    """Retry a final job; False if that is refused. What was cancelled because of it waits for its next end."""
+    if node.state == "skipped" or (not node.may_run and node.led_to in ("failed", "cancelled")):
         return False
-    node.state = "blocked" if node.is_held_back else "waiting"
+    node.state = "blocked"
+    while back := [each for each in nodes if each.state == "unrun" and each.is_held_back]:
+        for each in back:
+            each.state = "blocked"
     return True
 
 

@@ -295,7 +295,7 @@ class GraphUser:
             await storage.cancel(node.id)
             node.state = "cancelled"
         elif node.state not in ("blocked", "waiting", "succeeded") and self._random.random() < 0.5:
-            if retry(node):
+            if retry(node, self.nodes):
                 await storage.retry(node.id)
             else:
                 with pytest.raises((LeaderNotRetried, IllegalTransition)):

@@ -18,7 +18,7 @@ WRITTEN = {".py", ".sql", ".lua", ".js", ".css", ".html"}
 BUDGETS = {
     "": 3_140,  # the modules beside the packages
     "admin": 6_500,
-    "cli": 8_300,
+    "cli": 8_310,
     "client": 2_950,
     "contrib": 3_230,
     "engine": 10_080,
@@ -27,7 +27,7 @@ BUDGETS = {
     "limits": 9_360,
     "observe": 1_940,
     "schedules": 1_700,
-    "storage": 23_580,
+    "storage": 23_590,
     "tasks": 5_200,
     "testing": 1_800,
 }

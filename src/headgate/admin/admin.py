@@ -446,7 +446,7 @@ class Admin(Readings):
         return EnqueuedJob(job.id, job.is_new)
 
     async def retry(self, job_id: str) -> None:
-        """Let a failed or cancelled job wait again, with all its attempts.
+        """Let a failed or cancelled job wait again, with all its attempts; one that is not needed any more is skipped.
 
         Raises JobNotFound, IllegalTransition; LeaderNotRetried if its leader has to be retried first.
         """

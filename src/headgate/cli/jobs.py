@@ -158,7 +158,7 @@ def retry(**given: Any) -> None:
 
     Prints the result for each id. Exit code 1 if one of them could not be retried, or if no job matched.
     """
-    _change("retry", _by(Admin.retry, "waits again"), lambda admin: admin.retry_many, **given)
+    _change("retry", _retry, lambda admin: admin.retry_many, **given)
 
 
 @jobs.command()
@@ -356,6 +356,14 @@ def _by(verb: Callable[[Admin, str], Awaitable[object]], happened: str) -> Chang
         return happened
 
     return change
+
+
+async def _retry(admin: Admin, id: str) -> str:
+    await admin.retry(id)
+    with suppress(StorageUnavailable, JobNotFound):  # it has been changed, whether or not the new state can be read
+        if (await admin.status(id)).state is JobState.SKIPPED:
+            return "is skipped: it is not needed after the end of what it follows"
+    return "waits again"
 
 
 async def _cancel(admin: Admin, id: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from headgate.clock import SECOND, to_datetime
-from headgate.errors import IllegalTransition, LeaderNotRetried
+from headgate.errors import LeaderNotRetried
 from headgate.jobs.identity import JobId
 from headgate.jobs.job import BucketRef, JobError, JobState, Origin
 from headgate.jobs.terms import LimitTerms
@@ -168,11 +168,6 @@ def not_retried(job_id: str, leader: str, ended: JobState, cause: LeaderError | 
         f"retry {root.remedy} first, which also brings back the jobs that were cancelled because of it",
         root.id,
     )
-
-
-def not_needed(job_id: str, leader: str, on: str | None) -> IllegalTransition:
-    """Return the error for retrying a job that is not needed after the end of its leader."""
-    return IllegalTransition(f"job {job_id} is not needed: {_unneeded(leader, on)}")
 
 
 def may_run_after(on: str | None, ended: JobState) -> bool:

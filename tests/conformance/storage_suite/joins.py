@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
-from headgate.errors import BatchClosed, IllegalTransition, LeaderNotFound
+from headgate.errors import BatchClosed, IllegalTransition, LeaderNotFound, LeaderNotRetried
 from headgate.jobs.batch import NewBatch
 from headgate.jobs.history import ALL
 from headgate.jobs.job import JobState, NewJob, Origin
@@ -150,17 +150,32 @@ class JoinsConformance(Conformance):
         (row,) = await store_user.storage.jobs_history(10, ALL, ALL, 0)
         assert (row.skipped, row.cancelled) == (1, 0)
 
-    async def test_a_follower_that_is_cancelled_before_its_leader_is_skipped_is_not_retried(
-        self, store_user: StoreUser
-    ) -> None:
+    async def test_a_cancelled_job_that_is_not_needed_is_skipped_by_its_retry(self, store_user: StoreUser) -> None:
+        """The fault: the retry was refused. As the job had been cancelled, no retry let what followed the batch run."""
         one = await store_user.add_one()
-        skipped = await follow(store_user, one, "failure")
-        after = await follow(store_user, skipped)
-        await store_user.storage.cancel(after)
+        batch = new_batch_id(store_user)
+        first = following(store_user, one, "failure", batch=batch)
+        second = following(store_user, first.id, batch=batch)
+        last, needless = following(store_user, batch), following(store_user, batch, "failure")
+        members = [first, second, following(store_user, one, batch=batch)]
+        await store_user.storage.add(
+            [*members, last, needless], [NewBatch(batch, len(members), store_user.clock.now())]
+        )
+        for job in (second, first):
+            await store_user.storage.cancel(job.id)
         await store_user.succeed(await store_user.take_one())
-        with pytest.raises(IllegalTransition, match=f"is not needed: it follows {skipped}, which was skipped"):
-            await store_user.storage.retry(after)
-        assert (await store_user.record(after)).state is JobState.CANCELLED
+        await store_user.succeed(await store_user.take_one())
+        assert await states(store_user, last.id) == [JobState.CANCELLED]
+        assert await store_user.take_ids() == [needless.id]
+        with pytest.raises(LeaderNotRetried):
+            await store_user.storage.retry(second.id)
+        for job in (first, second):
+            assert await store_user.storage.retry(job.id) is JobState.CANCELLED
+        assert await states(store_user, first.id, second.id) == [JobState.SKIPPED] * 2
+        found = await batch_of(store_user, batch)
+        assert (found.pending, found.succeeded, found.cancelled, found.skipped) == (0, 1, 0, 2)
+        assert await store_user.take_ids() == [last.id]
+        assert list(await store_user.storage.check()) == []
 
     async def test_leaders_that_are_final_already_are_counted_at_once(self, store_user: StoreUser) -> None:
         (first,) = await store_user.add()

@@ -26,7 +26,6 @@ from headgate.storage.endings import (
     LeaderError,
     leader_error,
     may_run_after,
-    not_needed,
     not_retried,
     unrun_state,
 )
@@ -518,17 +517,20 @@ async def cancel_blocked(
     return sorted(ids)
 
 
-async def is_held_back(tx: Transaction, job_id: str, leader: str | None, on: str | None) -> bool:
-    """Whether a follower that is retried has to wait for its leader, which gets locked. Raises LeaderNotRetried."""
+async def placement_of_retried(tx: Transaction, job_id: str, leader: str | None, on: str | None) -> FollowerPlacement:
+    """Return where a job goes that is retried; its leader gets locked. Raises LeaderNotRetried.
+
+    It is blocked if its leader is not final, and skipped if it is not needed after the end of its leader.
+    """
     ends = {} if leader is None else await locked_ends(tx, [leader])
     if leader is None or leader not in ends:
-        return False
+        return FollowerPlacement(JobState.WAITING)
     ended = ends[leader]
-    if ended is not None and not may_run_after(on, ended):
-        if not ended.is_failure:
-            raise not_needed(job_id, leader, on)
+    if ended is None or may_run_after(on, ended):
+        return FollowerPlacement(JobState.WAITING, is_blocked=ended is None)
+    if ended.is_failure:
         raise not_retried(job_id, leader, ended, (await _causes(tx, [leader])).get(leader))
-    return ended is None
+    return FollowerPlacement(JobState.SKIPPED)
 
 
 async def undo_end(tx: Transaction, job: EndedJob) -> None:

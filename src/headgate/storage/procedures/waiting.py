@@ -98,16 +98,16 @@ async def cancel(
 async def retry(tx: Transaction, job_id: str, *, audit_record: AuditRecord | None = None) -> JobState | None:
     """Let a failed or cancelled job wait again, with all its attempts.
 
-    It is blocked if its leader is not final. Its followers that were cancelled because of it are blocked again.
-    Raises LeaderNotRetried if it needs the success of a leader that failed or was cancelled: the leader has to be
-    retried first. Returns the state it was in, None if there is no such job. Raises IllegalTransition for any other
-    state.
+    It is blocked if its leader is not final, and skipped if it is not needed after its leader's end: its batch and what
+    follows it go on. Its followers that were cancelled because of it are blocked again. Raises LeaderNotRetried if it
+    needs the success of a leader that failed or was cancelled: the leader has to be retried first. Returns the state
+    it was in, None if there is no such job. Raises IllegalTransition for any other state.
     """
     found = await _locked(tx, job_id, is_retried=True)
     if found is None:
         return None
     require_retriable(job_id, found.state)
-    is_held_back = await following.is_held_back(tx, found.id, found.follows, found.outcome)
+    place = await following.placement_of_retried(tx, found.id, found.follows, found.outcome)
     for found_rival in await rivals(tx, [found.id]):
         if found_rival.rival is not None:
             raise KeyTaken(found.id, found_rival.rival)
@@ -117,10 +117,13 @@ async def retry(tx: Transaction, job_id: str, *, audit_record: AuditRecord | Non
         await tx.execute("change_terms", id=found.id, terms=optional_json(terms))
     ended = found.ended(found.state)
     # This may wait for a transaction that stores another job under its key, so batches and buckets are locked later.
-    if is_held_back:
+    if place.is_blocked or place.state.is_final:
         await tx.execute("block", ids=[found.id], now=tx.now, is_retry=True)
         await following.undo_end(tx, ended)
         await return_permits(tx, found.gives(found.held))
+        if place.state.is_final:
+            await following.end_blocked(tx, [(found.id, place.state, None)])
+            await following.resolve_followers(tx, [found.ended(place.state)])
         return found.state
     lane = lane_of(found.queue, found.buckets, found.terms, found.held)
     await tx.execute("retry_jobs", retried=[(found.id, lane.id, found.waits_until(tx.now), None)], now=tx.now)
