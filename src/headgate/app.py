@@ -177,6 +177,7 @@ class Headgate(RefusesForeignWords):
             retry=self._settings.retry,
             timeout=self._settings.timeout,
             retention=self._settings.retention,
+            lease=self._settings.lease,
             codecs=Codecs(codec, old_codecs),
             waits=wait_terms(self._settings.on_limit, self._settings.max_wait, "the app", "app") or WaitTerms(),
         )

@@ -32,6 +32,7 @@ from headgate.jobs.event import (
 from headgate.jobs.job import JobError, JobState
 from headgate.observe import tally
 from headgate.observe.metrics import PrometheusMetrics
+from headgate.storage.records import NodeControls
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.internals import app_on, bus_of, store_of
@@ -488,6 +489,31 @@ async def test_each_store_can_be_read(stored: Headgate) -> None:
         assert (value(metrics, "headgate_queue_oldest_age_seconds", queue="still") or 0) > 0
         assert value(metrics, "headgate_queue_lag_seconds", queue="still") == 0
         assert value(metrics, "headgate_nodes", state="alive") == 1
+
+
+def test_a_node_is_silent_after_the_lease_and_not_between_two_heartbeats() -> None:
+    """The fault: a node with a heartbeat of a minute was silent half of the time, and "no worker serves" its queue."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock, heartbeat=60, lease=180)
+        metrics = measured(app, store=True, max_age=0)
+
+        @app.task
+        async def work() -> None: ...
+
+        async with app.open():
+            await store_of(app).join("frozen", "a", controls=NodeControls({"default": 1}))
+            job = await work.enqueue()
+            for seconds, state in ((179, "alive"), (2, "silent")):
+                await asyncio.sleep(seconds)
+                (node,) = await app.admin.nodes()
+                await metrics.refresh()
+                assert node.state == state
+                assert value(metrics, "headgate_nodes", state=state) == 1
+                reason = (await app.admin.explain(job.id)).reason
+                assert ("no worker" in reason) == (state == "silent"), reason
+
+    run_virtual(main)
 
 
 async def test_a_store_that_counts_slowly_is_reported_as_up(monkeypatch: pytest.MonkeyPatch) -> None:

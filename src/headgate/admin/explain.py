@@ -79,7 +79,7 @@ def reason_for(
     task, and that of this program; empty if there is only one.
     """
     if status.state is not JobState.WAITING:
-        return _other_state(record, status, nodes, now)
+        return _other_state(record, status, nodes, now, registry.lease)
     if status.is_blocked:
         leader = status.follows if batch is None else _named(batch, leaders)
         if is_leader_final:
@@ -139,9 +139,9 @@ def _node_reason(
         )
     if not nodes and status.queue in registry.queues:
         return "no node is running; start one with `headgate worker`"
-    idle = unserved(status.queue, nodes, now)
+    idle = unserved(status.queue, nodes, now, registry.lease)
     if idle is not None:
-        is_any_alive = any(node_status(node, now).state == "alive" for node in nodes)
+        is_any_alive = any(node_status(node, now, registry.lease).state == "alive" for node in nodes)
         of_other = f"no worker serves queue {idle.queue!r}; {how_to_serve(idle.queue)}"
         return unserved_text(*idle, is_any_alive=is_any_alive) if idle.queue in registry.queues else of_other
     if not has_declared:
@@ -214,9 +214,9 @@ def _named(batch: BatchRecord, leaders: Sequence[Dependency]) -> str:
     return f"{name} ({batch.total - batch.pending} of {batch.total} final{shown})"
 
 
-def _other_state(record: JobRecord, status: JobStatus, nodes: Sequence[NodeRecord], now: datetime) -> str:
+def _other_state(record: JobRecord, status: JobStatus, nodes: Sequence[NodeRecord], now: datetime, lease: float) -> str:
     if status.state is JobState.RUNNING:
-        node = next((node_status(node, now) for node in nodes if node.id == record.node), None)
+        node = next((node_status(node, now, lease) for node in nodes if node.id == record.node), None)
         if node is None or node.state == "gone":
             return f"it ran on {record.node}, attempt {status.attempt}, which is gone; another node will take it"
         if node.state == "silent":

@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from headgate.admin.columns import Column
 from headgate.clock import to_datetime
 from headgate.errors import AmbiguousNode, DeclarationError, NodeNotFound, UnknownQueue
-from headgate.observe.metric import SILENT_AFTER
 from headgate.storage.records import LostNode, NodeControls, NodeRecord
 from headgate.suggestion import did_you_mean
 from headgate.views import view_of
@@ -25,12 +24,13 @@ LOST_SHOWN = 20
 class NodeStatus:
     """A node, its state, and the age of its last heartbeat in seconds.
 
-    It is alive, silent (no heartbeat for 30 s) or gone: its process has ended, and another node will take its jobs. One
-    that was declared dead at `lost_at` is gone, too; so many of its jobs have `returned` to wait again. It runs at most
-    `slots` jobs at once, of each of its `queues` at most as many as that has slots, and it has `running` jobs. While it
-    is quiet it claims nothing. Once it is stopping it ends when its jobs have ended. The attempts of `lingering` jobs
-    were asked to end, by a timeout or a cancellation, and occupy a slot each until they do: mostly threads, which
-    cannot be stopped. `version` is that of Headgate, `release` that of the user's program, if it is set.
+    It is alive, silent (no heartbeat for the `lease` of the settings) or gone: its process has ended, and another node
+    will take its jobs. One that was declared dead at `lost_at` is gone, too; so many of its jobs have `returned` to
+    wait again. It runs at most `slots` jobs at once, of each of its `queues` at most as many as that has slots, and it
+    has `running` jobs. While it is quiet it claims nothing. Once it is stopping it ends when its jobs have ended. The
+    attempts of `lingering` jobs were asked to end, by a timeout or a cancellation, and occupy a slot each until they
+    do: mostly threads, which cannot be stopped. `version` is that of Headgate, `release` that of the user's program, if
+    it is set.
     """
 
     id: str
@@ -125,14 +125,14 @@ def with_slots(node: str, controls: NodeControls, slots: int, queue: str | None)
     return replace(controls, slots=slots, is_quiet=False)
 
 
-def node_status(record: NodeRecord, now: datetime) -> NodeStatus:
-    """Return a node as it is at that instant."""
+def node_status(record: NodeRecord, now: datetime, lease: float) -> NodeStatus:
+    """Return a node as it is at that instant; after `lease` seconds without a heartbeat it is silent."""
     age = _age(record.beat_at, now)
     controls = record.controls
     return view_of(
         NodeStatus,
         record,
-        state="gone" if record.is_gone else "silent" if age > SILENT_AFTER else "alive",
+        state="gone" if record.is_gone else "silent" if age > lease else "alive",
         heartbeat_age=age,
         queues=controls.queues,
         slots=controls.most,
@@ -171,9 +171,9 @@ class Unserved(NamedTuple):
     seconds: float | None
 
 
-def unserved(queue: str, nodes: Sequence[NodeRecord], now: datetime) -> Unserved | None:
+def unserved(queue: str, nodes: Sequence[NodeRecord], now: datetime, lease: float) -> Unserved | None:
     """Return how long no node has served a queue; None if one is alive that does, even if it is quiet now."""
-    serving = [node_status(node, now) for node in nodes if node.controls.queues.get(queue)]
+    serving = [node_status(node, now, lease) for node in nodes if node.controls.queues.get(queue)]
     if any(node.state == "alive" for node in serving):
         return None
     return Unserved(queue, min((node.heartbeat_age for node in serving), default=None))

@@ -163,7 +163,8 @@ class Readings:
         `jobs(node=…, state=JobState.RUNNING)` returns the jobs that a node runs.
         """
         now = self.now()
-        found = sorted((node_status(record, now) for record in await self._storage.nodes()), key=by_process)
+        lease, records = self._registry.lease, await self._storage.nodes()
+        found = sorted((node_status(record, now, lease) for record in records), key=by_process)
         if lost:
             # One that has joined again under its id, or keeps jobs that are locked, is there already.
             there = {node.id for node in found}

@@ -30,11 +30,11 @@ def nodes() -> None:
 def list_(target: str, as_json: bool) -> None:
     """List the worker processes: their state, queues and running jobs.
 
-    A node is alive, quiet (alive, and an operator lets it claim nothing), stopping, silent (no heartbeat for 30 s) or
-    gone (its process has ended; another node will take its jobs). The last 20 nodes that were declared dead in the last
-    day follow, with the time and how many of their jobs were returned. `headgate jobs list --state running --node ID`
-    lists the jobs of one. A slot lingers if its job was asked to end, by a timeout or a cancellation, and still runs:
-    usually a thread, which cannot be stopped. --json names these jobs. Labels are shown if a node has any.
+    A node is alive, quiet (alive, and an operator lets it claim nothing), stopping, silent (no heartbeat for the lease)
+    or gone (its process has ended; another node will take its jobs). The last 20 nodes that were declared dead in the
+    last day follow, with the time and how many of their jobs were returned. `headgate jobs list --state running --node
+    ID` lists the jobs of one. A slot lingers if its job was asked to end, by a timeout or a cancellation, and still
+    runs: usually a thread, which cannot be stopped. --json names these jobs. Labels are shown if a node has any.
     """
     print_nodes(ask(target, lambda admin: admin.nodes(lost=True)), as_json=as_json)
 

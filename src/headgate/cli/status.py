@@ -83,9 +83,9 @@ class Status:
 def status(target: str, as_json: bool) -> None:
     """Show the state: queues, nodes, limits, and what blocks the database.
 
-    A node is alive, silent (no heartbeat for 30 s) or gone (its process has ended; another node will take its jobs, or
-    has done so when it was declared dead). Lag: how long the oldest ready job has waited for a free slot. What blocks
-    the database, such as a long open transaction, is shown as well; pg_terminate_backend(pid) ends it.
+    A node is alive, silent (no heartbeat for the lease) or gone (its process has ended; another node will take its
+    jobs, or has done so when it was declared dead). Lag: how long the oldest ready job has waited for a free slot. What
+    blocks the database, such as a long open transaction, is shown as well; pg_terminate_backend(pid) ends it.
 
     Final jobs are shown if they can be counted quickly; `headgate queues list` always counts them.
     """

@@ -416,7 +416,7 @@ class Client:
     async def _unserved_queue(self, queue: str) -> Unserved | None:
         from headgate.admin.nodes import unserved
 
-        return unserved(queue, await self.storage.nodes(), to_datetime(self.storage.now()))
+        return unserved(queue, await self.storage.nodes(), to_datetime(self.storage.now()), self.registry.lease)
 
     async def _why_it_waits(self, record: JobRecord) -> str:
         """Return what a job waits for, as far as its row and the nodes show it."""

@@ -11,9 +11,6 @@ RUN_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30
 WAIT_BUCKETS = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 1800.0, 3600.0, 21600.0, 86400.0)
 STORE_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
 
-SILENT_AFTER = 30
-"""Seconds without a heartbeat after which a node is silent; the default lease."""
-
 
 @dataclass(frozen=True, slots=True)
 class Metric:
@@ -153,7 +150,7 @@ LAG = Metric(
     "headgate_queue_lag_seconds", "gauge", ("queue",), "How long the oldest ready job has waited for a free slot."
 )
 PAUSED = Metric("headgate_queue_paused", "gauge", ("queue",), "1 while the queue is paused.")
-NODES = Metric("headgate_nodes", "gauge", ("state",), f"Engine processes: alive, silent for {SILENT_AFTER} s, gone.")
+NODES = Metric("headgate_nodes", "gauge", ("state",), "Engine processes: alive, silent for the lease, gone.")
 
 COUNTED_AGE = Metric(
     "headgate_queues_counted_age_seconds",

@@ -85,7 +85,11 @@ class StoreReading:
         nodes, paused = await storage.nodes(), await storage.paused_queues()
         counted = await self._queues.read()
         now = storage.now()
-        numbers = [(metric.UP, (), 1.0), *_pauses(paused, self._labels), *_nodes(nodes, now)]
+        numbers = [
+            (metric.UP, (), 1.0),
+            *_pauses(paused, self._labels),
+            *_nodes(nodes, now, self._observed.registry.lease),
+        ]
         if counted is not None:
             age = max(0.0, (to_datetime(now) - counted.at).total_seconds())
             numbers += [(metric.COUNTED_AGE, (), age), *counted.found]
@@ -168,8 +172,8 @@ def _top_keys(worst: Iterable[KeyBacklog], labels: Labels, count: int) -> Iterat
         yield metric.TOP_KEYS, (each.ref.limit, each.ref.key), each.waiting
 
 
-def _nodes(nodes: Iterable[NodeRecord], now: int) -> Iterator[Number]:
-    before = now - metric.SILENT_AFTER * SECOND
+def _nodes(nodes: Iterable[NodeRecord], now: int, lease: float) -> Iterator[Number]:
+    before = now - round(lease * SECOND)
     states = Counter("gone" if node.is_gone else "silent" if node.beat_at < before else "alive" for node in nodes)
     for state in ("alive", "silent", "gone"):
         yield metric.NODES, (state,), states[state]

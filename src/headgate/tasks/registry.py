@@ -68,6 +68,7 @@ class Registry:
         retry: RetryPolicy,
         timeout: float | None,
         retention: Retention,
+        lease: float = 30.0,
         codecs: Codecs = NO_CODECS,
         waits: WaitTerms = WaitTerms(),  # noqa: B008  # it is immutable
     ) -> None:
@@ -76,6 +77,8 @@ class Registry:
         self.codecs = codecs
         self._timeout = timeout
         self.retention = retention
+        self.lease = lease
+        """After how many seconds without a heartbeat this program treats a node as lost."""
         self.tasks: dict[str, TaskDefinition] = {}
         self.schedules: dict[str, DeclaredSchedule] = {}
         self.names: frozenset[str] = frozenset()
