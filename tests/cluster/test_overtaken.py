@@ -290,6 +290,28 @@ async def test_an_end_counts_as_written_if_its_job_is_pruned_before_other_ends_a
     assert await stores.right.storage.stored_ids([pruned, leader]) == [leader]
 
 
+async def test_a_job_that_ran_again_since_it_was_chosen_is_not_pruned_by_its_last_retention(stores: TwoStores) -> None:
+    """The fault: it was, if the clock was set back meanwhile, as its new end was before the choice."""
+    retention = JobOptions(retention=RetentionTerms(succeeded=60, failed=10, cancelled=10, skipped=10))
+    job = await stores.left.add_one(options=retention)
+    await stores.left.fail(await stores.left.take_one())
+    stores.clock.advance(10)
+
+    async def run_again() -> None:
+        stores.clock.step_wall(-1)
+        await stores.right.storage.retry(job)
+        stores.clock.step_wall(0.5)
+        await stores.right.succeed(await stores.right.take_one())
+        stores.clock.step_wall(0.5)
+
+    again = stores.after("ended_retentions", run_again)
+    assert await stores.left.storage.prune_by_own_retention() == 0
+    await again
+    assert (await stores.left.record(job)).state is JobState.SUCCEEDED
+    stores.clock.advance(60)
+    assert await stores.left.storage.prune_by_own_retention() == 1
+
+
 async def test_a_leader_that_ends_while_its_first_follower_is_added_releases_it(stores: TwoStores) -> None:
     leader = await stores.left.add_one()
     job = await stores.left.take_one()

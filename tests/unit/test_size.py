@@ -27,7 +27,7 @@ BUDGETS = {
     "limits": 9_360,
     "observe": 1_940,
     "schedules": 1_700,
-    "storage": 23_590,
+    "storage": 23_610,
     "tasks": 5_200,
     "testing": 1_800,
 }

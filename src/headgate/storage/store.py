@@ -371,7 +371,9 @@ class Store(Driver):
         """
         now = until or self.now()
         ids = await self.read(lambda tx: tx.ids("ended_retentions", now=now, count=count), "list")
-        return len((await self.write(lambda tx: upkeep_rows.delete(tx, ids, finished_before=now + 1))).deleted)
+        # A job may have run again since: if the clock was set back, its new end is before `now`.
+        deletion = partial(upkeep_rows.delete, ids=ids, finished_before=now + 1, kept_until=now)
+        return len((await self.write(deletion)).deleted)
 
     async def add_history(
         self, jobs: Sequence[JobsStep], limits: Sequence[LimitStep], flush: Flush | None = None

@@ -139,9 +139,17 @@ async def prune(
 
 
 async def delete(
-    tx: Transaction, ids: Sequence[str], *, finished_before: int, audit: Audit | None = None, entry: int | None = None
+    tx: Transaction,
+    ids: Sequence[str],
+    *,
+    finished_before: int,
+    kept_until: int | None = None,
+    audit: Audit | None = None,
+    entry: int | None = None,
 ) -> Deletion:
-    """Delete those of these jobs that finished before then, whatever their retention, in one commit.
+    """Delete those of these jobs that finished before then, in one commit, whatever their retention.
+
+    With `kept_until`, only those whose own retention has ended by that time.
 
     Kept are jobs whose results an unfinished job may read, and jobs that another open transaction has locked. What
     they held is released. Fewer jobs are deleted at once if they have logged much. `audit` returns the audit record of
@@ -149,13 +157,13 @@ async def delete(
     """
     needed = frozenset(await tx.ids("needed", ids=list(ids)))
     found = await tx.fetch(_PRUNABLE, "deletable", ids=[id for id in ids if id not in needed], before=finished_before)
-    deleted = await _delete(tx, found, finished_before)
+    deleted = await _delete(tx, found, finished_before, kept_until)
     if deleted and audit is not None:
         entry = await add_audit_record(tx, audit(len(deleted)), entry)
     return Deletion(frozenset(deleted), needed, entry)
 
 
-async def _delete(tx: Transaction, found: Sequence[_Prunable], before: int) -> list[str]:
+async def _delete(tx: Transaction, found: Sequence[_Prunable], before: int, kept_until: int | None = None) -> list[str]:
     """Delete jobs that finished before then, as many as one commit may delete. Returns the ids of the deleted jobs."""
     # So many that they have logged no more than one commit may delete; at least one.
     lines = list(accumulate(job.lines for job in found))
@@ -164,7 +172,9 @@ async def _delete(tx: Transaction, found: Sequence[_Prunable], before: int) -> l
     held = {ref for job in found if job.held for ref in chosen(job.buckets, job.held)}
     if held:
         await lock_buckets(tx, held)
-    locked = await tx.fetch(_HOLDERS, "lock_prunable", ids=[job.id for job in found], before=before)
+    locked = await tx.fetch(
+        _HOLDERS, "lock_prunable", ids=[job.id for job in found], before=before, kept_until=kept_until
+    )
     if not locked:
         return []
     await return_permits(

@@ -86,10 +86,12 @@ SELECT @prunable_job FROM headgate.job WHERE id {any:ids job_id} AND {no index}f
 SELECT id FROM headgate.job WHERE id {any:ids job_id} AND {no index}finished_at IS NOT NULL AND @is_needed
 
 -- name: lock_prunable
--- Lock those of these jobs that are unchanged and that no other transaction prunes.
+-- Lock those of these jobs that are unchanged and that no other transaction prunes; with :kept_until, those whose own
+-- retention has ended by then.
 SELECT id, buckets, terms, held
 FROM headgate.job
 WHERE id {any:ids job_id} AND {no index}finished_at < :before
+    AND (:kept_until::bigint IS NULL OR {no index}kept_until <= :kept_until)
 {for update skip locked}
 
 -- name: prune_jobs
