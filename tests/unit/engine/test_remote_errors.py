@@ -108,8 +108,9 @@ def test_an_error_crosses_without_an_attribute_whose_class_cannot_be_read() -> N
 def test_a_preset_sees_what_a_library_has_wrapped(tmp_path: Path) -> None:
     """The fault: of a process task, an error of SQLAlchemy was never retried, and a refused certificate was."""
     url = f"sqlite:///{tmp_path / 'a.db'}"
-    first, second = (sqlalchemy.create_engine(url, connect_args={"timeout": 0}).connect() for _ in range(2))
-    with first, second:
+    # Without a pool, which would keep the connections open.
+    engine = sqlalchemy.create_engine(url, connect_args={"timeout": 0}, poolclass=sqlalchemy.NullPool)
+    with engine.connect() as first, engine.connect() as second:
         first.exec_driver_sql("BEGIN IMMEDIATE")
         with pytest.raises(sqlalchemy.exc.OperationalError) as locked:
             second.exec_driver_sql("BEGIN IMMEDIATE")
