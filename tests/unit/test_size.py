@@ -21,7 +21,7 @@ BUDGETS = {
     "cli": 8_310,
     "client": 2_950,
     "contrib": 3_230,
-    "engine": 10_080,
+    "engine": 10_090,
     "http": 20_530,
     "jobs": 4_310,
     "limits": 9_360,

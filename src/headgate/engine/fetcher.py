@@ -31,6 +31,9 @@ WITHDRAW_AFTER = 0.1
 FETCHES_KEPT = 4
 """Or as many times as long as the fetch took: a job with several such limits starts when the last one is fetched."""
 
+KEPT_FOR_OTHERS = 0.5
+"""But at most this long for a store that is slower. No slot is kept longer for its starts, either."""
+
 Fetched = Callable[[Collection[str]], None]
 """Is called with the limits of a store after each fetch from it."""
 
@@ -42,7 +45,8 @@ class Fetcher:
         of_store: dict[GuardedStore, dict[str, Limit]] = {}
         for name, remote in limits.items():
             of_store.setdefault(remote.store, {})[name] = remote.limit
-        self._fetchers = [StoreFetcher(services, store, kept, fetched) for store, kept in of_store.items()]
+        took: dict[GuardedStore, float] = {}
+        self._fetchers = [StoreFetcher(services, store, kept, fetched, took) for store, kept in of_store.items()]
         self.by_limit = {
             name: fetcher for fetcher, kept in zip(self._fetchers, of_store.values(), strict=True) for name in kept
         }
@@ -96,8 +100,17 @@ class Fetcher:
 class StoreFetcher(WithServices):
     """Requests as many starts as can be used now, and deposits them in the job store for the next claim."""
 
-    def __init__(self, services: Services, store: GuardedStore, limits: Mapping[str, Limit], fetched: Fetched) -> None:
+    def __init__(
+        self,
+        services: Services,
+        store: GuardedStore,
+        limits: Mapping[str, Limit],
+        fetched: Fetched,
+        took: dict[GuardedStore, float],
+    ) -> None:
         super().__init__(services)
+        # How many seconds the last fetch from each store took: a job may need starts of several.
+        self._took = took
         self._store = store
         self._limits = limits
         self._fetched = fetched
@@ -185,9 +198,11 @@ class StoreFetcher(WithServices):
                         for (ref, (each, _)), balance in zip(needed.items(), balances, strict=True)
                     ]
                     replaced = await self._deposit(deposits)
-                    seconds = FETCHES_KEPT * (self._clock.monotonic() - began) / SECOND
+                    own = self._took[self._store] = (self._clock.monotonic() - began) / SECOND
+                    others = min(KEPT_FOR_OTHERS, FETCHES_KEPT * max(self._took.values()))
                     self._returning += 1
-                    withdrawals.create_task(self._return_unused(deposits, replaced, max(WITHDRAW_AFTER, seconds)))
+                    seconds = max(WITHDRAW_AFTER, FETCHES_KEPT * own, others)
+                    withdrawals.create_task(self._return_unused(deposits, replaced, seconds))
                 self.is_fetching = bool(self._needed)
                 if needed:
                     self._fetched(self._limits)
