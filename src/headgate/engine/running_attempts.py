@@ -466,12 +466,13 @@ class Slots:
         self._short_of_slots.update(served)
         shared = self._shared - len(self._kept)
         for queue in served:
-            free = min(shared, self.capacity[queue] - self._busy[queue] - (queue in self._kept))
+            held = self._busy[queue] + (queue in self._kept)
+            free = min(shared, self.capacity[queue] - held)
             if free > 0:
                 # The odd slot goes to jobs with and without limits in turn, so a node with one slot starves neither.
                 if self.most is None:
                     self._odd_for_gated[queue] = not self._odd_for_gated[queue]
-                free_slots[queue] = FreeSlots(free, self._odd_for_gated[queue], self._busy[queue], self._weights[queue])
+                free_slots[queue] = FreeSlots(free, self._odd_for_gated[queue], held, self._weights[queue])
         return free_slots
 
     def note_claimed(self, free_slots: Mapping[str, FreeSlots], counts: Mapping[str, int]) -> None:

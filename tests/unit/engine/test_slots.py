@@ -64,6 +64,15 @@ def test_a_slot_that_is_kept_for_a_queue_is_not_among_those_that_queues_share() 
     assert slots.shared_by(slots.free_slots()) == 2
 
 
+def test_a_queue_holds_the_slot_that_is_kept_for_it() -> None:
+    """The fault: its other jobs took its part of the slots meanwhile, so the other queues got that slot."""
+    slots = Slots({"mail": 2, "video": 2}, 2)
+    slots.keep(["mail"])
+    assert {queue: free.held for queue, free in slots.free_slots().items()} == {"mail": 1, "video": 0}
+    slots.give_kept(["mail"])
+    assert {queue: free.held for queue, free in slots.free_slots().items()} == {"mail": 0, "video": 0}
+
+
 def test_a_quiet_node_has_no_free_slot() -> None:
     slots = Slots({"mail": 2})
     slots.change({"mail": 2}, None, is_quiet=True)
