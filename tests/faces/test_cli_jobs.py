@@ -508,6 +508,15 @@ def test_a_retry_says_that_a_step_is_not_needed_any_more(project: Project) -> No
     assert answer("jobs", "show", other)[0]["state"] == "skipped"
 
 
+def test_a_long_text_is_one_line_in_a_pipe(project: Project) -> None:
+    """The fault: it was folded at 400 columns, so no program could read a long payload, and grep found half of it."""
+    id = project.enqueue("good", headers={"note": "long " * 300})
+    shown = call("jobs", "show", id).output.splitlines()
+    (headers,) = [line for line in shown if "long" in line]
+    assert "long " * 300 in headers
+    assert shown[:2] == [f"Job {id}", f"{'task':<27}  good"]
+
+
 def test_a_batch_is_found_by_its_id(project: Project) -> None:
     """It was reported as a job that may have been pruned, and its followers had no progress."""
 

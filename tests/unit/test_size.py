@@ -18,7 +18,7 @@ WRITTEN = {".py", ".sql", ".lua", ".js", ".css", ".html"}
 BUDGETS = {
     "": 3_140,  # the modules beside the packages
     "admin": 6_500,
-    "cli": 8_310,
+    "cli": 8_320,
     "client": 2_950,
     "contrib": 3_230,
     "engine": 10_090,

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 WIDE = 400
-"""The width without a terminal, so that nothing is cut in the output of a pipe."""
+"""The width without a terminal; a table that needs more has plain lines there."""
 
 MANY = 500
 """The most rows of a table; more are printed as plain lines."""
@@ -141,7 +141,8 @@ def print_table(
     if not rows:
         console.print(Text(f"{title}: {empty}"))
         return
-    if len(rows) > MANY:
+    # Nothing is folded in a pipe: other programs read it by lines.
+    if len(rows) > MANY or (not sys.stdout.isatty() and _width(columns, rows) > WIDE):
         _print_plainly(title, columns, rows)
         return
     # Ids and instants are copied and compared, so other columns are folded first. Without headings, a column has facts
@@ -168,6 +169,11 @@ def print_table(
     console.print(table)
 
 
+def _width(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> int:
+    """Return the width of a table of which no cell is folded."""
+    return sum(max(as_text(cell).cell_len for cell in cells) + 3 for cells in zip(columns, *rows, strict=True))
+
+
 def _least_width(is_firm: Sequence[bool], rows: Sequence[Sequence[object]]) -> int:
     """Return the width that a readable table needs."""
     widths = [
@@ -191,7 +197,7 @@ def _print_blocks(console: Console, title: str, columns: Sequence[str], rows: Se
 
 def _print_plainly(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Print aligned lines: laying out thousands of rows as a table takes seconds."""
-    lines = [list(columns), *([as_text(cell).plain for cell in row] for row in rows)]
+    lines = [*([list(columns)] if any(columns) else []), *([as_text(cell).plain for cell in row] for row in rows)]
     widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
     text = ("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines)
     click.echo("\n".join([title, *text]))
