@@ -157,7 +157,7 @@ MISTAKES = [
         'limits=[Mutex("orders:{order_id}", hold="until_final")]',
     ),
     (TASK + 'sync.using(depends_on="abc")', "write chain(first.call(…), second.call(…)).enqueue()."),
-    (TASK + 'await sync.enqueue("x" * 300_000)', "store the data elsewhere and pass a reference"),
+    (TASK + 'await sync.enqueue("x" * 300_000)', "store the data elsewhere and pass a reference, or raise max_payload"),
     (TASK + "sync.using(delays=5)", "unexpected keyword argument 'delays'; did you mean 'delay'?"),
     (TASK + 'sync.using(delay="soon")', "is not a duration; write seconds"),
     (

@@ -167,7 +167,7 @@ class PayloadType:
         if is_stored and len(payload) > self.max_payload:
             raise PayloadError(
                 f"{self._where}: the arguments take {len(payload)} bytes as JSON, more than {self.max_payload}; "
-                "store the data elsewhere and pass a reference"
+                "store the data elsewhere and pass a reference, or raise max_payload"
             )
         if self._may_be_deep and is_too_deep(payload):
             raise PayloadError(f"the arguments of {self._where} are nested too deeply, over {MAX_DEPTH} levels")
@@ -343,7 +343,7 @@ class PayloadType:
         if len(encoded) > self.max_payload:
             raise PayloadError(
                 f"what {self._where} returned takes {len(encoded)} bytes as JSON, more than {self.max_payload}; "
-                "store it elsewhere and return a reference"
+                "store it elsewhere and return a reference, or raise max_payload"
             )
         if type(result) is not self._plain_result:
             self._require_result_survival(result, encoded)
