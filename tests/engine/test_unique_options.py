@@ -28,6 +28,7 @@ from headgate import (
     batch,
     chain,
 )
+from headgate.clock import to_datetime
 from headgate.jobs.event import Event, JobEnqueued, JobReplaced
 from headgate.jobs.query import JobFilter
 from headgate.limits.key import header
@@ -347,6 +348,27 @@ def test_a_debounced_job_runs_once_with_the_last_arguments(bound: int | None, st
         (only,) = ran
         assert only[:2] == ("a", 9 if bound is None else 5)
         assert started_at <= only[2] < started_at + 1
+
+    run_virtual(main)
+
+
+def test_a_debounced_job_expires_as_long_after_its_bounded_start_as_after_any_other() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        @app.task(unique_key="{document}", debounce=5, debounce_max=8, expires_in=60)
+        async def index(document: str) -> None: ...
+
+        async with app.open():
+            for _ in range(3):
+                job = await index.enqueue("a")
+                await asyncio.sleep(3)
+            record = (await app.admin.job(job.id)).record
+            assert record.expires_at is not None
+            assert record.expires_at - record.run_at == 60_000_000
+            fixed = await index.using(expires_at=to_datetime(clock.now() + 90_000_000)).enqueue("a")
+            record = (await app.admin.job(fixed.id)).record
+            assert record.expires_at == clock.now() + 90_000_000
 
     run_virtual(main)
 

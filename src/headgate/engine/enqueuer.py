@@ -404,7 +404,9 @@ class Enqueuer(WithServices):
                 has_own_id=own_id is not None,
                 **fields,
             )
-            jobs.append(job if unique is None else unique.with_key(job, arguments))
+            if unique is not None:
+                job = unique.with_key(job, arguments, expires_with_start=expires_in is not None)
+            jobs.append(job)
         return jobs
 
     def _skip(self, task: str, limit: str, reason: str, *, is_beside_loop: bool = False) -> None:

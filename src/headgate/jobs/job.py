@@ -87,11 +87,12 @@ class UniqueTerms(msgspec.Struct, frozen=True, gc=False):
     """How a new job takes its unique key.
 
     The key stays taken for `taken_for` microseconds from the enqueue on, however the job ends. Without `while_running`,
-    a job that runs does not hold it.
+    a job that runs does not hold it. With `expires_with_start`, an earlier start makes the job expire earlier as well.
     """
 
     taken_for: int | None = None
     while_running: bool = True
+    expires_with_start: bool = False
 
 
 DEFAULT_UNIQUE_TERMS = UniqueTerms()

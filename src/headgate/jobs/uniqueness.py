@@ -126,9 +126,13 @@ def postponed(new: NewJob, waiting: JobOptions | None, *, is_tried: bool) -> New
     if latest is None or new.options is None or new.options.latest_start is None:
         return new
     early = max(0, new.run_at - latest)
+    expires_at = new.expires_at
+    if expires_at is not None and new.unique_terms.expires_with_start:
+        expires_at -= early
     return replace(
         new,
         run_at=new.run_at - early,
+        expires_at=expires_at,
         give_up_at=None if new.give_up_at is None else new.give_up_at - early,
         options=replace(new.options, latest_start=latest),
     )

@@ -61,15 +61,16 @@ class Uniqueness(NamedTuple):
         """Return the key of a call; None: the job has none. Raises PayloadError if it cannot be computed."""
         return self.key if isinstance(self.key, str) else self.key.of(arguments)
 
-    def with_key(self, job: NewJob, arguments: Mapping[str, Any]) -> NewJob:
+    def with_key(self, job: NewJob, arguments: Mapping[str, Any], *, expires_with_start: bool) -> NewJob:
         """Return the job with its unique key. Raises PayloadError if it cannot be computed."""
         key = self.key_for(arguments)
         if key is None:
             return job
-        options = job.options
+        options, terms = job.options, self.terms
         if self.debounce_max is not None:
             options = replace(options or JobOptions(), latest_start=job.enqueued_at + self.debounce_max)
-        return replace(job, unique_key=key, on_conflict=self.on_conflict, unique_terms=self.terms, options=options)
+            terms = replace(terms, expires_with_start=expires_with_start)
+        return replace(job, unique_key=key, on_conflict=self.on_conflict, unique_terms=terms, options=options)
 
 
 def computed_key(

@@ -124,6 +124,15 @@ def test_a_start_is_postponed_up_to_the_bound_of_the_first_enqueue() -> None:
     assert (later.run_at, later.options) == (30 * SECOND, JobOptions(timeout=5, latest_start=70 * SECOND))
 
 
+@pytest.mark.parametrize(("moves", "expires"), [(True, 38), (False, 40)])
+def test_an_expiry_that_counts_from_the_start_moves_with_it(moves: bool, expires: int) -> None:
+    """The fault: a start that was moved earlier, to the bound of the first enqueue, kept the later expiry."""
+    terms = UniqueTerms(expires_with_start=moves)
+    new = replace(JOB, options=JobOptions(latest_start=80 * SECOND), expires_at=40 * SECOND, unique_terms=terms)
+    bounded = postponed(new, JobOptions(latest_start=28 * SECOND), is_tried=False)
+    assert (bounded.run_at, bounded.expires_at) == (28 * SECOND, expires * SECOND)
+
+
 def test_a_start_is_not_bounded_after_an_attempt_nor_by_jobs_that_are_not_debounced() -> None:
     new = replace(JOB, options=JobOptions(latest_start=80 * SECOND))
     assert postponed(new, JobOptions(latest_start=28 * SECOND), is_tried=True) == new
