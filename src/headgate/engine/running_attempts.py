@@ -488,6 +488,8 @@ class Slots:
     def keep(self, queues: Iterable[str]) -> None:
         """Keep a free slot of each of these queues, which the claim after `give_kept` offers to jobs with limits."""
         self._kept.update(queues)
+        # They have not had their turns yet.
+        self.capacity = {**dict.fromkeys(queues, 0), **self.capacity}
         self._odd_for_gated |= dict.fromkeys(queues, self.most is not None)
 
     def give_kept(self, queues: Iterable[str]) -> None:

@@ -64,6 +64,16 @@ def test_a_slot_that_is_kept_for_a_queue_is_not_among_those_that_queues_share() 
     assert slots.shared_by(slots.free_slots()) == 2
 
 
+def test_a_queue_for_which_a_slot_is_kept_has_its_turn_next() -> None:
+    """The fault: it had had its turn, so another queue got the only slot, each time."""
+    slots = Slots({"mail": 2, "video": 2}, 1)
+    slots.note_claimed(slots.free_slots(), {})
+    slots.keep(["mail"])
+    assert not slots.free_slots()
+    slots.give_kept(["mail"])
+    assert next(iter(slots.free_slots())) == "mail"
+
+
 def test_a_queue_holds_the_slot_that_is_kept_for_it() -> None:
     """The fault: its other jobs took its part of the slots meanwhile, so the other queues got that slot."""
     slots = Slots({"mail": 2, "video": 2}, 2)
