@@ -14,7 +14,6 @@ from typing import Any, Self, Unpack
 import msgspec
 from msgspec.structs import replace as replaced
 
-from headgate.admin.actor import this_process
 from headgate.admin.bulk import CANCEL, RETRY, RUN_NOW, BulkOptions, BulkResult, cancel_batch, change_many, reschedule
 from headgate.admin.ended import AT_ONCE, EndCriteria, EndEvent, EndPage, EndQuery, Place, end_page, follow
 from headgate.admin.enqueueing import (
@@ -106,12 +105,10 @@ class Admin(Readings):
         schedules: SchedulesAdmin,
         *,
         enqueue: EnqueueCalls,
-        actor: str | None = None,
-        address: str = "",
-        large_payloads: LargePayloads | None = None,
+        address: str,
+        large_payloads: LargePayloads | None,
     ) -> None:
-        self.actor: str = actor or this_process()
-        super().__init__(storage, other_stores, registry, schedules, actor=self.actor, address=address)
+        super().__init__(storage, other_stores, registry, schedules, address=address)
         self._large_payloads = large_payloads
         self._enqueue = enqueue
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
+from headgate.admin.actor import this_process
 from headgate.admin.alerts import AlertStatus, alert_status
 from headgate.admin.checkup import Checkup, is_declared
 from headgate.admin.columns import Column
@@ -130,23 +131,22 @@ class Readings:
         registry: Registry,
         schedules: SchedulesAdmin,
         *,
-        actor: str,
         address: str,
     ) -> None:
+        self.actor: str = this_process()
         self._storage = storage
         self.address = address
         self._registry = registry
         self.queues: QueuesAdmin = QueuesAdmin(
-            storage, {name: describe_queue(queue) for name, queue in registry.queues.items()}, actor
+            storage, {name: describe_queue(queue) for name, queue in registry.queues.items()}, self.actor
         )
         # The order of a fair queue makes no job wait, so it is not shown as a limit.
         limits = {name: rule for name, rule in registry.rules.items() if not rule.orders_turns}
         self.limits: LimitsAdmin = LimitsAdmin(
-            storage, limits, other_stores, actor, registry.call_sizes, registry.keyed, registry.costs
+            storage, limits, other_stores, self.actor, registry.call_sizes, registry.keyed, registry.costs
         )
         self.history: HistoryAdmin = HistoryAdmin(storage, limits)
         self.schedules = schedules
-        self.schedules.actor = actor
 
     def now(self) -> datetime:
         """Return the store's wall time, aware: all instants in answers are comparable with it."""

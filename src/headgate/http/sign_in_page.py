@@ -31,9 +31,9 @@ MOST_FIELDS = 10
 class SignInPage:
     """Renders the page, with a form or with a link to the host app's sign-in; it needs no JavaScript."""
 
-    def __init__(self, title: str, form: SignInForm | None, sign_in_url: str | None, folder: Path = STATIC) -> None:
-        style = (folder / "css/tokens.css").read_text("utf-8") + (SIGNED_OUT / "sign_in.css").read_text("utf-8")
-        icon = base64.b64encode((folder / "icon.svg").read_bytes()).decode()
+    def __init__(self, title: str, form: SignInForm | None, sign_in_url: str | None) -> None:
+        style = (STATIC / "css/tokens.css").read_text("utf-8") + (SIGNED_OUT / "sign_in.css").read_text("utf-8")
+        icon = base64.b64encode((STATIC / "icon.svg").read_bytes()).decode()
         digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
         self._form = form
         self._sign_in_url = sign_in_url

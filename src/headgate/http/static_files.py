@@ -113,12 +113,12 @@ class StaticFiles:
     the shell each time, and caches the files: their addresses change if any of them changes.
     """
 
-    def __init__(self, folder: Path = STATIC) -> None:
-        self._assets = _joined(folder)
+    def __init__(self) -> None:
+        self._assets = _joined()
         self._version = _digest("".join(asset.tag for asset in self._assets.values()).encode())[:16]
         # The icon is in the page: it is small, and would be loaded as the icon of the page and again as a picture.
-        icon = f"data:image/svg+xml;base64,{base64.b64encode((folder / 'icon.svg').read_bytes()).decode()}"
-        page = (folder / "index.html").read_text("utf-8").replace("static/icon.svg", icon)
+        icon = f"data:image/svg+xml;base64,{base64.b64encode((STATIC / 'icon.svg').read_bytes()).decode()}"
+        page = (STATIC / "index.html").read_text("utf-8").replace("static/icon.svg", icon)
         self._page = page.replace('="static/', f'="static/{self._version}/')
 
     async def page(self, request: Request, status: int = 200) -> Response:
@@ -149,12 +149,12 @@ class StaticFiles:
 
 
 @cache
-def _joined(folder: Path) -> Mapping[str, Asset]:
+def _joined() -> Mapping[str, Asset]:
     """Return what the shell loads, joined and compressed once for all dashboards of the process."""
-    scripts = folder / "js"
+    scripts = STATIC / "js"
     modules = {path.relative_to(scripts).as_posix(): path.read_text("utf-8") for path in sorted(scripts.rglob("*.js"))}
     theme = modules.pop(SCRIPT)
-    sheets = "\n".join((folder / f"css/{name}.css").read_text("utf-8") for name in SHEETS)
+    sheets = "\n".join((STATIC / f"css/{name}.css").read_text("utf-8") for name in SHEETS)
     shown = {name: [asdict(each) for each in columns if each.only != "cli"] for name, columns in LISTS.items()}
     modules[COLUMNS] = _constants(COLUMNS=shown)
     assets = {SCRIPT: _asset(theme, "text/javascript"), "app.css": _asset(sheets, "text/css")}
