@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from headgate.errors import CostExceedsLimit, DuplicateJob
 from headgate.jobs.batch import NewBatch
 from headgate.jobs.job import BucketRef, JobError, JobState, NewJob, Origin
-from headgate.jobs.lifecycle import Ending, Finished, Returned, is_poisonous
+from headgate.jobs.lifecycle import Ending, Finished, Returned, Unchanged, is_poisonous
 from headgate.jobs.terms import LimitTerms, PermitTerms
 from headgate.jobs.uniqueness import SUPERSEDED, key_of, superseded_error
 from headgate.limits.concurrency import OF_BATCH, Semaphore
@@ -384,18 +384,24 @@ class StorageModel:
             job.is_blocked = False
             self._end(job, JobState.CANCELLED, wall, job.error)
         elif before is JobState.RUNNING:
+            if job.cancel_requested:
+                raise Unchanged
             job.cancel_requested = True
         self.settle(wall)
         return before
 
     def reschedule(self, job_id: str, run_at: int | None, priority: int | None, wall: int) -> None:
         job = self.jobs[job_id]
+        is_new_time = run_at is not None and (run_at > wall or (job.delayed and job.run_at > wall))
+        time = (max(run_at, wall), run_at > wall) if is_new_time and run_at is not None else (job.run_at, job.delayed)
+        if time == (job.run_at, job.delayed) and priority in (None, job.new.priority):
+            raise Unchanged
         job.fence += not job.is_blocked
         if priority is not None:
             job.new = replace(job.new, priority=priority)
-        if run_at is None or (run_at <= wall and not (job.delayed and job.run_at > wall)):
+        if not is_new_time:
             return
-        job.run_at, job.delayed = max(run_at, wall), run_at > wall
+        job.run_at, job.delayed = time
         if not job.is_blocked and job.terms.patience:
             job.give_up_at = job.run_at + job.terms.patience
 

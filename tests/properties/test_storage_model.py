@@ -33,7 +33,7 @@ from headgate.jobs.batch import NewBatch
 from headgate.jobs.bucket_mask import BucketMask
 from headgate.jobs.identity import IdSource
 from headgate.jobs.job import BucketRef, JobError, JobState, NewJob, Origin
-from headgate.jobs.lifecycle import Charge, Correction, Ending, Finished, Returned
+from headgate.jobs.lifecycle import Charge, Correction, Ending, Finished, Returned, Unchanged
 from headgate.jobs.query import JobFilter
 from headgate.jobs.terms import LimitTerms, PermitTerms
 from headgate.limits.concurrency import Concurrency, load_permits
@@ -450,8 +450,13 @@ class StorageMachine(RuleBasedStateMachine):
     def cancel(self, data: st.DataObject) -> None:
         job = self.pick(data, *JobState)
         if job is not None:
-            before = self.run(self.store.cancel(job.new.id))
-            assert before is self.model.cancel(job.new.id, self.clock.now())
+            try:
+                before = self.run(self.store.cancel(job.new.id))
+            except Unchanged:
+                with pytest.raises(Unchanged):
+                    self.model.cancel(job.new.id, self.clock.now())
+            else:
+                assert before is self.model.cancel(job.new.id, self.clock.now())
 
     def cancel_waiting(self, data: st.DataObject) -> None:
         job = self.pick(data, JobState.WAITING)
@@ -470,6 +475,9 @@ class StorageMachine(RuleBasedStateMachine):
             before = self.run(self.store.reschedule(job.new.id, run_at=run_at, priority=priority))
         except IllegalTransition:
             assert job.state is not JobState.WAITING
+        except Unchanged:
+            with pytest.raises(Unchanged):
+                self.model.reschedule(job.new.id, run_at, priority, self.clock.now())
         else:
             assert before is job.state is JobState.WAITING
             self.model.reschedule(job.new.id, run_at, priority, self.clock.now())

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from headgate.clock import SECOND, Clock
 from headgate.errors import DuplicateJob, IdInUse
 from headgate.jobs.job import ClaimedJob, JobOptions, JobState, NewJob, UniqueTerms
-from headgate.jobs.lifecycle import Ending, Finished, Returned
+from headgate.jobs.lifecycle import Ending, Finished, Returned, Unchanged
 from headgate.jobs.query import JobFilter
 from headgate.jobs.uniqueness import Key, key_of
 from headgate.storage.store import Store
@@ -271,6 +271,10 @@ class KeyMachine(RuleBasedStateMachine):
             return
         id = data.draw(st.sampled_from(open_jobs))
         job = self.model.jobs[id]
+        if job.is_cancelled:
+            with pytest.raises(Unchanged):
+                self.run(self.store_user.storage.cancel(id))
+            return
         assert self.run(self.store_user.storage.cancel(id)) is job.state
         if job.state is JobState.RUNNING:
             job.is_cancelled = True
