@@ -291,26 +291,26 @@ def test_a_bulk_change_that_is_stopped_reports_what_it_has_changed(
         await app.tasks["sync"].enqueue_many([(str(number),) for number in range(250)])
 
     project.do(work)
-    pages = SqliteStorage.jobs
-    calls = 0
+    cancel, calls = SqliteStorage.cancel, count(1)
 
-    async def jobs(self: SqliteStorage, *words: Any, **named: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == 2:
-            raise stopping
-        return await pages(self, *words, **named)
+    async def failing(self: SqliteStorage, *words: Any, **named: Any) -> Any:
+        if next(calls) > 200:
+            raise StorageUnavailable("the disk is gone")
+        return await cancel(self, *words, **named)
 
-    monkeypatch.setattr(SqliteStorage, "jobs", jobs)
-    stopping: BaseException = StorageUnavailable("the disk is gone")
+    async def interrupted(self: SqliteStorage, *words: Any, **named: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(SqliteStorage, "cancel", failing)
     result = call("jobs", "cancel", project.target, "--task", "sync", "--yes")
     assert result.exit_code == 1
     assert result.stderr.splitlines() == [
         "stopped: at least 200 jobs cancelled or asked to end; repeat the command for the rest",
         "Error: the disk is gone",
     ]
-    calls, stopping = 1, KeyboardInterrupt()
-    result = call("jobs", "cancel", project.target, "--task", "sync", "--yes", "--json")
+    with monkeypatch.context() as patch:
+        patch.setattr(SqliteStorage, "jobs", interrupted)
+        result = call("jobs", "cancel", project.target, "--task", "sync", "--yes", "--json")
     assert (result.exit_code, result.stdout) == (130, "")
     assert result.stderr.startswith("stopped: at least 0 jobs cancelled")
     project_left = call("jobs", "count", project.target, "--state", "waiting")
@@ -326,14 +326,14 @@ def test_a_stopped_reschedule_by_a_delay_is_not_to_be_repeated_with_it(
         await app.tasks["sync"].enqueue_many([(str(number),) for number in range(250)])
 
     project.do(work)
-    pages, calls = SqliteStorage.jobs, count(1)
+    reschedule, calls = SqliteStorage.reschedule, count(1)
 
-    async def jobs(self: SqliteStorage, *words: Any, **named: Any) -> Any:
-        if next(calls) == 2:
+    async def failing(self: SqliteStorage, *words: Any, **named: Any) -> Any:
+        if next(calls) > 200:
             raise StorageUnavailable("the disk is gone")
-        return await pages(self, *words, **named)
+        return await reschedule(self, *words, **named)
 
-    monkeypatch.setattr(SqliteStorage, "jobs", jobs)
+    monkeypatch.setattr(SqliteStorage, "reschedule", failing)
     result = call("jobs", "reschedule", project.target, "--task", "sync", "--delay", "1h", "--yes")
     assert result.stderr.splitlines() == [
         "stopped: at least 200 jobs rescheduled; repeat the command, with --at in place of --delay for the rest",

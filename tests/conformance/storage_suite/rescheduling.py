@@ -9,6 +9,7 @@ from headgate.clock import SECOND
 from headgate.errors import IllegalTransition
 from headgate.jobs.audit import AuditFilter, AuditRecord
 from headgate.jobs.job import JobState, Origin
+from headgate.jobs.lifecycle import Unchanged
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.store_user import MINUTE, Conformance, StoreUser, strict
 
@@ -58,8 +59,9 @@ class ReschedulingConformance(Conformance):
 
     async def test_a_job_that_is_already_ready_keeps_its_place(self, store_user: StoreUser) -> None:
         ids = await store_user.add(3)
-        await later(store_user, ids[0], -100)
-        await later(store_user, ids[1], 0)
+        for id, seconds in ((ids[0], -100), (ids[1], 0)):
+            with pytest.raises(Unchanged):
+                await later(store_user, id, seconds)
         assert await store_user.take_ids() == ids
 
     @pytest.mark.parametrize("buckets", [(), LIMITED], ids=["open lane", "limited"])
