@@ -24,7 +24,7 @@ BUDGETS = {
     "engine": 10_100,
     "http": 20_530,
     "jobs": 4_320,
-    "limits": 9_360,
+    "limits": 9_370,
     "observe": 1_940,
     "schedules": 1_700,
     "storage": 23_610,

@@ -119,7 +119,7 @@ class NotesRefusals(Protocol):
         ...
 
 
-class Turn(NamedTuple):
+class TakenOrBooked(NamedTuple):
     """The answer to a caller that waits: `booked` starts, charged already, may go at `taken.opens_at`."""
 
     taken: Taken
@@ -127,22 +127,23 @@ class Turn(NamedTuple):
 
 
 @runtime_checkable
-class TakesTurns(Protocol):
+class SharedWithJobs(Protocol):
     """A bucket store in which jobs wait, too."""
 
-    async def take_turn(self, bucket: Bucket, cost: int = 1, *, count: int = 1, patience: int) -> Turn:
-        """As `take`, for callers that wait. If nothing is granted and it is their turn, it books starts for them.
+    async def take_turn(self, bucket: Bucket, cost: int = 1, *, count: int = 1, patience: int) -> TakenOrBooked:
+        """As `take`, for callers that wait, who take turns with jobs. It books starts that go later in their turn.
 
-        It is if a job has started since the last start of such a caller. A start after `patience` (µs) is not booked.
+        It is their turn if a job has started since the last start of such a caller. A start after `patience` (µs) is
+        not booked.
         """
         ...
 
 
-async def take_turn(store: BucketStore, bucket: Bucket, cost: int, *, count: int, patience: int) -> Turn:
-    """As `TakesTurns`, for any store: only one in which jobs wait books starts."""
-    if isinstance(store, TakesTurns):
+async def take_turn(store: BucketStore, bucket: Bucket, cost: int, *, count: int, patience: int) -> TakenOrBooked:
+    """As `SharedWithJobs`, for any store: only one in which jobs wait books starts."""
+    if isinstance(store, SharedWithJobs):
         return await store.take_turn(bucket, cost, count=count, patience=patience)
-    return Turn(await store.take(bucket, cost, count=count))
+    return TakenOrBooked(await store.take(bucket, cost, count=count))
 
 
 class ServerReport(msgspec.Struct, frozen=True):

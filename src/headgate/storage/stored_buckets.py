@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from headgate.clock import SECOND
 from headgate.errors import DeclarationError, LimitRejected
 from headgate.jobs.job import BucketRef
-from headgate.limits.bucket_store import Bucket, Taken, Turn, snapshot_of
+from headgate.limits.bucket_store import Bucket, Taken, TakenOrBooked, snapshot_of
 from headgate.limits.key import bucket_key
 from headgate.limits.rule import NEVER, Snapshot
 from headgate.limits.standalone.decision import full_again_at
@@ -24,7 +24,8 @@ R = TypeVar("R")
 TURN = "\x1fturn"
 """The id of the note about the last turn of callers that wait, unlike any that callers choose."""
 
-MANY = 1_000_000
+MOST_AT_ONCE = 1_000_000
+"""The most starts that come free together and are divided with jobs."""
 
 TURN_FOR = SECOND // 2
 """How long a bucket is left open to jobs if it is their turn."""
@@ -52,8 +53,8 @@ class StoredBuckets:
     async def take(self, bucket: Bucket, cost: int = 1, *, count: int = 1, id: str | None = None) -> Taken:
         return await self._visit(bucket, lambda visit: _take(visit, cost, count), id, may_repeat=id is not None)
 
-    async def take_turn(self, bucket: Bucket, cost: int = 1, *, count: int = 1, patience: int) -> Turn:
-        """As `TakesTurns.take_turn`."""
+    async def take_turn(self, bucket: Bucket, cost: int = 1, *, count: int = 1, patience: int) -> TakenOrBooked:
+        """As `SharedWithJobs.take_turn`."""
         return await self._visit(bucket, lambda visit: _take_turn(visit, cost, count, patience), TURN)
 
     async def reserve(self, bucket: Bucket, cost: int = 1, *, id: str) -> Taken:
@@ -171,7 +172,7 @@ def _start(visit: BucketVisit, cost: int, count: int) -> Taken:
     return _taken(visit, granted, opens_at)
 
 
-def _take_turn(visit: BucketVisit, cost: int, count: int, patience: int) -> Turn:
+def _take_turn(visit: BucketVisit, cost: int, count: int, patience: int) -> TakenOrBooked:
     """Take turns with jobs that wait: one start each, or half each of those that come free together.
 
     It is the turn of jobs until one has started since the last turn, which changes the state, or until the bucket has
@@ -180,26 +181,28 @@ def _take_turn(visit: BucketVisit, cost: int, count: int, patience: int) -> Turn
     view, now, before = visit.view, visit.now, _state(visit.view)
     if view.opens_at is None or view.closed_until >= NEVER:
         # No job waits, or nothing opens it.
-        return Turn(_start(visit, cost, count))
+        return TakenOrBooked(_start(visit, cost, count))
     last = _known(visit, _StoredTurn)
     slot, after = view.take(max(now, view.closed_until), cost)
     if last is None or last.after != before:
-        left = max(1, view.grants(slot, MANY) // 2)
+        left = max(1, view.grants(slot, MOST_AT_ONCE) // 2)
     elif last.left and slot <= max(now, last.slot):
         left = last.left
     else:
         if now < view.opens_at + TURN_FOR:
-            return Turn(_taken(visit, 0, max(view.opens_at, now + ASK_EVERY)))
+            return TakenOrBooked(_taken(visit, 0, max(view.opens_at, now + ASK_EVERY)))
         left = count
     if slot > now + patience:
-        return Turn(_taken(visit, 0, slot))
+        return TakenOrBooked(_taken(visit, 0, slot))
     starts, opens_at = 0, slot
     while opens_at <= slot and starts < min(count, left):
         starts += 1
         view.set_state(after)
         opens_at, after = view.take(slot, cost)
     visit.store_note(_encode(_StoredTurn(_state(view), slot, left - starts)), slot + view.rule.period)
-    return Turn(_taken(visit, starts, opens_at)) if slot <= now else Turn(_taken(visit, 0, slot), starts)
+    return (
+        TakenOrBooked(_taken(visit, starts, opens_at)) if slot <= now else TakenOrBooked(_taken(visit, 0, slot), starts)
+    )
 
 
 def _reserve(visit: BucketVisit, cost: int) -> Taken | None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from headgate.clock import Clock, Duration
-from headgate.limits.bucket_store import Bucket, BucketStore, NotesRefusals, Turn, take_turn
+from headgate.limits.bucket_store import Bucket, BucketStore, NotesRefusals, TakenOrBooked, take_turn
 from headgate.limits.limit import Limit
 from headgate.limits.standalone.decision import Decision
 from headgate.limits.standalone.holding import Budget
@@ -31,8 +31,8 @@ class CurrentBuckets:
     def __getattr__(self, verb: str) -> Any:
         return getattr(self._find(), verb)
 
-    # Methods of the class, by which it is a TakesTurns and a NotesRefusals.
-    async def take_turn(self, bucket: Bucket, cost: int = 1, *, count: int = 1, patience: int) -> Turn:
+    # Methods of the class, by which it is a SharedWithJobs and a NotesRefusals.
+    async def take_turn(self, bucket: Bucket, cost: int = 1, *, count: int = 1, patience: int) -> TakenOrBooked:
         return await take_turn(self._find(), bucket, cost, count=count, patience=patience)
 
     async def refuse(self, bucket: Bucket, charged_at: int | None = None) -> None:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from headgate.clock import FARTHEST, SECOND, Clock, wait_for_event
 from headgate.errors import CostExceedsLimit, GateClosed, StorageUnavailable, own_error
-from headgate.limits.bucket_store import Bucket, BucketStore, NotesRefusals, Taken, Turn, take_turn
+from headgate.limits.bucket_store import Bucket, BucketStore, NotesRefusals, Taken, TakenOrBooked, take_turn
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import Snapshot
 from headgate.limits.standalone.decision import FROM_STORE, Decision
@@ -187,7 +187,7 @@ class SharedLine:
     def __init__(
         self,
         clock: Clock,
-        ask: Callable[..., Awaitable[Turn]],
+        ask: Callable[..., Awaitable[TakenOrBooked]],
         refund: Callable[[Taken, int], None],
         ended: Callable[[], object],
     ) -> None:

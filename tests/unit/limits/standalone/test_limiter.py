@@ -12,7 +12,7 @@ import pytest
 
 from headgate.clock import SECOND, SystemClock, Timer, to_datetime
 from headgate.errors import CostExceedsLimit, DeclarationError, GateClosed, HeadgateError, StorageUnavailable
-from headgate.limits.bucket_store import Bucket, BucketStore, Taken, Turn
+from headgate.limits.bucket_store import Bucket, BucketStore, Taken, TakenOrBooked
 from headgate.limits.concurrency import Concurrency, Mutex
 from headgate.limits.fixed_window import FixedWindow
 from headgate.limits.limit import Limit
@@ -1152,7 +1152,7 @@ def test_a_missing_package_is_named(url: str, package: str, extra: str, monkeypa
 async def test_each_waiter_of_a_shared_request_that_fails_gets_an_error_of_its_own() -> None:
     may_fail = asyncio.Event()
 
-    async def ask(cost: int, *, count: int, patience: int) -> Turn:
+    async def ask(cost: int, *, count: int, patience: int) -> TakenOrBooked:
         await may_fail.wait()
         raise StorageUnavailable("the store is away")
 
