@@ -37,8 +37,8 @@ ASK_EVERY = SECOND // 50
 class StoredBuckets:
     """A BucketStore on the store of the jobs. Rules that were set at run time apply here too.
 
-    While jobs wait for a bucket, plain code is granted nothing before it opens for the first of them. Then it serves
-    who asks first, and callers that wait take turns with jobs.
+    While jobs wait for a bucket, who does not wait is granted nothing before it opens for the first of them, and then
+    the bucket serves who asks first. Callers that wait take turns with jobs.
     """
 
     def __init__(self, storage: Store) -> None:
